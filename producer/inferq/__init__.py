@@ -1,0 +1,1 @@
+"""The client library of inferq, and its command line."""

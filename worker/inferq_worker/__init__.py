@@ -1,0 +1,1 @@
+"""The inferq worker: consume, decode, admit, schedule, infer, publish, settle."""
