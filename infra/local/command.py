@@ -1,0 +1,161 @@
+"""The command line of the local stack: `up`, `down`, `status`, `env`, `run`, `hold`."""
+
+import argparse
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from infra.local import lifecycle, processes
+from infra.local.errors import StackError
+from infra.local.lifecycle import Stack
+from infra.local.processes import Identity
+
+_COMMAND_GRACE_S = 90.0  # a worker drains for up to 60 s
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit status (2: the stack could not be brought up or down)."""
+    options = _parser().parse_args(arguments)
+    call: Callable[[argparse.Namespace], int] = options.call
+    try:
+        return call(options)
+    except StackError as reason:
+        print(f"stack: {reason}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stack.py", description="RabbitMQ and Redis for this project, apart from any others."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, call, about in (
+        ("up", _up, "bring the stack up and print its environment"),
+        ("down", _down, "take it down; removes its data"),
+        ("status", _status, "say whether it is up (exit status 0) or not (1)"),
+        ("env", _env, "print the environment of the stack that is up, for `eval`"),
+        ("run", _run, "bring a stack up, run a command with its environment, take it down"),
+        ("hold", _hold, "bring a stack up, print its environment as JSON, take it down when standard input ends"),
+    ):
+        command = commands.add_parser(name, help=about, description=about)
+        command.add_argument("--name", type=_name, help="which stack (default: dev; run and hold: one of their own)")
+        command.set_defaults(call=call)
+        if call is _run:
+            command.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+    return parser
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,40}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: use small letters, digits and hyphens")
+    return text
+
+
+def _up(options: argparse.Namespace) -> int:
+    _print_environment(lifecycle.up(options.name or "dev"))
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    name = options.name or "dev"
+    if not lifecycle.down(name):
+        print(f"no stack named {name} is up", file=sys.stderr)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    name = options.name or "dev"
+    stack = lifecycle.find(name)
+    pids = processes.of_folder(lifecycle.RUN_FOLDER / name)
+    alive = stack is not None and (stack.kind == "docker" or bool(pids))
+    print(
+        f"{name}: {stack.kind}, processes {', '.join(map(str, pids)) or 'in containers'}"
+        if stack and alive
+        else f"{name}: down"
+    )
+    return 0 if alive else 1
+
+
+def _env(options: argparse.Namespace) -> int:
+    name = options.name or "dev"
+    stack = lifecycle.find(name)
+    if stack is None:
+        raise StackError(f"no stack named {name} is up; start it: make up")
+    _print_environment(stack)
+    return 0
+
+
+def _print_environment(stack: Stack) -> None:
+    for key, value in stack.environment.items():
+        print(f"export {key}={shlex.quote(value)}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        raise StackError("run needs a command: stack.py run -- COMMAND")
+    with _Owned(options.name) as stack:
+        return _supervise(words, {**os.environ, **stack.environment})
+
+
+def _hold(options: argparse.Namespace) -> int:
+    with _Owned(options.name) as stack:
+        print(json.dumps({"kind": stack.kind, "environment": dict(stack.environment)}), flush=True)
+        sys.stdin.read()
+    return 0
+
+
+class _Owned:
+    """A stack for the length of a `with`; a signal while it comes up, or later, still takes it down.
+
+    Signals become `SystemExit`: they end whatever is being waited for, and the stack is taken down on the way out.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name or f"own-{secrets.token_hex(4)}"
+
+    def __enter__(self) -> Stack:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _leave)
+        processes.adopt_orphans()
+        return lifecycle.up(self._name, owner=Identity.of(os.getpid()))
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # taking it down is short and must not be cut off half-way
+        lifecycle.down(self._name)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _supervise(words: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command to its end; a signal is handed on to it once, and it is given time to end."""
+    try:
+        command = subprocess.Popen(words, env=environment)
+    except OSError as reason:
+        raise StackError(f"cannot run {words[0]}: {reason}") from None
+    try:
+        code = command.wait()
+    except SystemExit as leaving:
+        if leaving.code != 128 + signal.SIGINT:  # the terminal has sent that one to the command as well
+            command.terminate()
+        _wait_or_kill(command)
+        raise
+    return code if code >= 0 else 128 - code
+
+
+def _wait_or_kill(command: subprocess.Popen[bytes]) -> None:
+    try:
+        command.wait(_COMMAND_GRACE_S)
+    except (subprocess.TimeoutExpired, SystemExit):  # too long, or a second signal
+        command.kill()
+        command.wait()

@@ -1,0 +1,185 @@
+"""Bringing a named stack up and down: which kind it is, where its state lies, what of it is stale.
+
+A stack's run folder is `.run/<name>/`; whatever it starts lives in there and carries its name. A stack with an owner (a
+`run` or `hold`) must not outlive it: the next call that finds such a folder without its owner clears it away.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.local import docker, install, processes, rabbitmq, redis
+from infra.local.errors import StackError
+from infra.local.management import Management, read_definitions
+from infra.local.processes import Identity
+
+RUN_FOLDER = Path(__file__).resolve().parents[2] / ".run"
+DEFINITIONS = rabbitmq.CONFIG_FOLDER / "definitions.json"
+_ATTEMPTS = 3  # another process may take a port between our choosing it and the server's binding it
+# The data is thrown away, so there is nothing to save by waiting longer; a full, clean stop of RabbitMQ takes 8 s.
+_STOP_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A running stack.
+
+    Attributes:
+        kind: `given` (by the environment; not ours to end), `docker` or `binaries`.
+        environment: the variables by which programs find it.
+    """
+
+    kind: str
+    environment: Mapping[str, str]
+
+
+def up(name: str, *, owner: Identity | None = None) -> Stack:
+    """Bring a stack up, or return the one of that name that is up already.
+
+    Raises:
+        StackError: with what was missing or went wrong; nothing of the attempt is left.
+    """
+    if given := _given(os.environ):
+        return given
+    with _locked():
+        _clear_stale()
+        folder = RUN_FOLDER / name
+        running = find(name)
+        if running is not None and not (running.kind == "binaries" and len(processes.of_folder(folder)) < 3):
+            return running
+        _remove(folder)
+        folder.mkdir()
+        try:
+            return _start(folder, owner)
+        except BaseException:
+            _remove(folder)
+            raise
+
+
+def down(name: str) -> bool:
+    """Take a stack down and remove its folder; returns whether there was one."""
+    if not (RUN_FOLDER / name).exists():
+        return False
+    with _locked():
+        _remove(RUN_FOLDER / name)
+    with contextlib.suppress(OSError):  # other stacks live there
+        RUN_FOLDER.rmdir()
+    return True
+
+
+def find(name: str) -> Stack | None:
+    """Return what is recorded of a stack that has come up; its processes may have died since."""
+    try:
+        record = json.loads((RUN_FOLDER / name / "stack.json").read_text())
+        return Stack(record["kind"], record["environment"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _given(environment: Mapping[str, str]) -> Stack | None:
+    names = ("INFERQ_BROKER__URL", "INFERQ_REDIS__URL")
+    present = [name for name in names if environment.get(name)]
+    if len(present) == 1:
+        raise StackError(f"{present[0]} is set without its companion; set both of {' and '.join(names)}, or neither")
+    wanted = (*names, "INFERQ_BROKER__MANAGEMENT_URL", "INFERQ_STACK_PROMETHEUS_URL")
+    return Stack("given", {name: environment[name] for name in wanted if environment.get(name)}) if present else None
+
+
+def _start(folder: Path, owner: Identity | None) -> Stack:
+    if owner is not None:
+        owner.write(folder / "owner.json")
+    stack = _choose(os.environ.get("INFERQ_STACK", ""))(folder)
+    Management(stack.environment["INFERQ_BROKER__MANAGEMENT_URL"]).load(read_definitions(DEFINITIONS))
+    (folder / "stack.json").write_text(
+        json.dumps({"kind": stack.kind, "environment": dict(stack.environment)}, indent=2)
+    )
+    return stack
+
+
+def _choose(forced: str) -> Callable[[Path], Stack]:
+    if forced not in {"", "docker", "binaries"}:
+        raise StackError(f"INFERQ_STACK={forced!r} is not a kind of stack; use docker or binaries, or leave it unset")
+    if forced == "docker" and not docker.answers():
+        raise StackError("INFERQ_STACK=docker, but no Docker engine with the compose plugin answers")
+    if forced == "docker":
+        return _start_containers
+    if forced == "" and docker.answers():
+        return _start_containers_or_binaries
+    return _start_binaries
+
+
+def _start_containers(folder: Path) -> Stack:
+    (folder / "docker-project").write_text(_project(folder))
+    return Stack("docker", docker.start(_project(folder)))
+
+
+def _start_containers_or_binaries(folder: Path) -> Stack:
+    """Containers, or the binaries where the engine cannot get the images (no network, a pull limit)."""
+    try:
+        return _start_containers(folder)
+    except StackError as reason:
+        print(
+            f"{reason}\ncontinuing with the installed binaries (INFERQ_STACK=docker insists on Docker)", file=sys.stderr
+        )
+        _stop_containers(folder)
+        return _start_binaries(folder)
+
+
+def _start_binaries(folder: Path) -> Stack:
+    install.ensure()
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            suffix = f"{folder.name}-{secrets.token_hex(4)}"
+            return Stack("binaries", {**redis.start(folder), **rabbitmq.start(folder, suffix=suffix)})
+        except StackError:
+            processes.end(folder, grace_s=0.0)
+            if attempt == _ATTEMPTS:
+                raise
+            for left in ("rabbitmq", "redis"):
+                shutil.rmtree(folder / left, ignore_errors=True)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _project(folder: Path) -> str:
+    return f"inferq-{folder.name}".lower()
+
+
+def _stop_containers(folder: Path) -> None:
+    marker = folder / "docker-project"
+    if marker.exists():
+        docker.stop(marker.read_text())
+        marker.unlink()
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        processes.end(folder, grace_s=_STOP_GRACE_S)
+        _stop_containers(folder)
+        shutil.rmtree(folder)
+
+
+def _clear_stale() -> None:
+    """Clear away stacks whose owner was killed before it could do so."""
+    for record in RUN_FOLDER.glob("*/owner.json"):
+        owner = Identity.read(record)
+        if owner is None or not owner.alive():
+            _remove(record.parent)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Hold the run folder, so that two calls do not start or clear the same stack at once; leaves no file behind."""
+    RUN_FOLDER.mkdir(exist_ok=True)
+    handle = os.open(RUN_FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

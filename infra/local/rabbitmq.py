@@ -1,0 +1,160 @@
+"""A private RabbitMQ node from the installed binaries: own data, ports, name, cookie and epmd, all on the loopback.
+
+Calls the server's script directly: Debian's wrapper in /usr/sbin changes the user and insists on /var/lib/rabbitmq.
+Everything that the node would look for outside is pointed into the run folder.
+"""
+
+import contextlib
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.local import install, processes
+from infra.local.errors import StackError
+from infra.local.management import Management
+from infra.local.processes import LOOPBACK
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "rabbitmq"
+_READY_LIMIT_S = 60.0  # seen: 5 s on an idle machine, 9 s on a busy one
+_CREDENTIALS = "guest:guest"  # RabbitMQ's own default; it works from the loopback only
+_SERVER_SCRIPTS = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The loopback ports of one node."""
+
+    amqp: int
+    management: int
+    prometheus: int
+    epmd: int
+    distribution: int
+
+
+def start(folder: Path, *, suffix: str) -> dict[str, str]:
+    """Start epmd and the node, wait until both AMQP and the management API serve.
+
+    Args:
+        folder: the run folder, existing; the node lives in its `rabbitmq/`.
+        suffix: makes the node's name unique on this machine.
+
+    Returns:
+        The addresses, as environment variables.
+
+    Raises:
+        StackError: the node ended or did not get ready; the message holds the end of its log.
+    """
+    ports = Ports(*processes.free_ports(5))
+    home = _prepare(folder / "rabbitmq", ports)
+    environment = node_environment(home, ports, suffix)
+    epmd = [install.find("epmd"), "-address", LOOPBACK, "-port", str(ports.epmd)]
+    servers = [processes.start(epmd, name="epmd", folder=folder, environment=environment)]
+    processes.wait_until(lambda: _accepts(ports.epmd), what="epmd", limit_s=10.0, servers=servers)
+    servers.append(processes.start([server_script()], name="rabbitmq", folder=folder, environment=environment))
+    management = Management(f"http://{_CREDENTIALS}@{LOOPBACK}:{ports.management}")
+    try:
+        processes.wait_until(
+            lambda: speaks_amqp(ports.amqp) and management.answers(),
+            what="RabbitMQ",
+            limit_s=_READY_LIMIT_S,
+            servers=servers,
+        )
+    except StackError as reason:
+        raise StackError(f"{reason}:\n{_last_lines(folder / 'rabbitmq.log', home / 'log' / 'node.log')}") from None
+    return addresses(ports.amqp, ports.management, ports.prometheus)
+
+
+def addresses(amqp: int, management: int, prometheus: int, *, credentials: str = _CREDENTIALS) -> dict[str, str]:
+    """Name a broker's loopback ports as environment variables."""
+    return {
+        "INFERQ_BROKER__URL": f"amqp://{credentials}@{LOOPBACK}:{amqp}/",
+        "INFERQ_BROKER__MANAGEMENT_URL": f"http://{credentials}@{LOOPBACK}:{management}",
+        "INFERQ_STACK_PROMETHEUS_URL": f"http://{LOOPBACK}:{prometheus}",
+    }
+
+
+def server_script() -> str:
+    """Find the server's own script, never Debian's wrapper.
+
+    Raises:
+        StackError: RabbitMQ is not installed.
+    """
+    for script in _SERVER_SCRIPTS:
+        if Path(script).is_file():
+            return script
+    return install.find("rabbitmq-server")
+
+
+def node_environment(home: Path, ports: Ports, suffix: str) -> dict[str, str]:
+    """Build the node's whole environment."""
+    return {
+        "PATH": install.SEARCH_PATH,
+        "HOME": str(home),  # the Erlang cookie is made here
+        "LANG": "C.UTF-8",
+        "ERL_EPMD_ADDRESS": LOOPBACK,
+        "ERL_EPMD_PORT": str(ports.epmd),
+        "RABBITMQ_NODENAME": f"inferq-{suffix}@localhost",
+        "RABBITMQ_DIST_PORT": str(ports.distribution),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home / "log"),
+        "RABBITMQ_LOGS": str(home / "log" / "node.log"),
+        "RABBITMQ_PID_FILE": str(home / "node.pid"),
+        "RABBITMQ_PLUGINS_EXPAND_DIR": str(home / "plugins"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+        "RABBITMQ_CONFIG_FILE": str(CONFIG_FOLDER / "rabbitmq.conf"),
+        "RABBITMQ_CONFIG_FILES": str(home / "conf.d"),
+        # Both exist and say nothing, so that the machine's /etc/rabbitmq is not read.
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+        "RABBITMQ_CONF_ENV_FILE": str(home / "rabbitmq-env.conf"),
+        # Two schedulers start faster than one a core and are plenty here; distribution stays on the loopback.
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +SDcpu 1:1 -kernel inet_dist_use_interface {127,0,0,1}",
+        # The script then replaces itself by the Erlang VM instead of standing between us and it.
+        "RUNNING_UNDER_SYSTEMD": "true",
+    }
+
+
+def local_settings(ports: Ports) -> Mapping[str, str | int]:
+    """Settings of the private node over those of `infra/rabbitmq/rabbitmq.conf`."""
+    return {
+        "listeners.tcp.1": f"{LOOPBACK}:{ports.amqp}",
+        "management.tcp.ip": LOOPBACK,
+        "management.tcp.port": ports.management,
+        "prometheus.tcp.ip": LOOPBACK,
+        "prometheus.tcp.port": ports.prometheus,
+        "collect_statistics_interval": 1000,  # tests look at the figures
+        "disk_free_limit.absolute": "100MB",  # a laptop's nearly full disk must not block the demo
+    }
+
+
+def speaks_amqp(port: int) -> bool:
+    """Tell whether the port answers an AMQP 0-9-1 protocol header with its first method frame."""
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=2.0) as connection:
+        connection.sendall(b"AMQP\x00\x00\x09\x01")
+        return connection.recv(1) == b"\x01"
+    return False
+
+
+def _prepare(home: Path, ports: Ports) -> Path:
+    for name in ("conf.d", "data", "log", "plugins"):
+        (home / name).mkdir(parents=True)
+    (home / "conf.d" / "local.conf").write_text(
+        "".join(f"{key} = {value}\n" for key, value in local_settings(ports).items())
+    )
+    (home / "advanced.config").write_text("[].\n")
+    (home / "rabbitmq-env.conf").touch()
+    shutil.copy(CONFIG_FOLDER / "enabled_plugins", home)  # a copy: the node rewrites this file
+    return home
+
+
+def _accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=2.0):
+        return True
+    return False
+
+
+def _last_lines(*logs: Path) -> str:
+    return "\n".join(
+        line for log in logs if log.is_file() for line in log.read_text(errors="replace").splitlines()[-12:]
+    )
