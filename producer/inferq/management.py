@@ -50,7 +50,7 @@ class Management:
         ca_file: PEM file of the authorities to trust for https; None means the system's.
     """
 
-    def __init__(  # noqa: PLR0913 - one argument per part of the address
+    def __init__(
         self,
         url: str,
         *,

@@ -1,0 +1,1 @@
+"""What an operator sees: metrics, logs, probes. Components return figures; the pipeline records them here."""
