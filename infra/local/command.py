@@ -1,4 +1,4 @@
-"""The command line of the local stack: `up`, `down`, `status`, `env`, `run`, `hold`."""
+"""The command line of the local stack: `up`, `down`, `status`, `env`, `prepare`, `run`, `hold`."""
 
 import argparse
 import json
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         ("down", _down, "take it down; removes its data"),
         ("status", _status, "say whether it is up (exit status 0) or not (1)"),
         ("env", _env, "print the environment of the stack that is up, for `eval`"),
+        ("prepare", _prepare, "install what is missing, where that is allowed; start nothing"),
         ("run", _run, "bring a stack up, run a command with its environment, take it down"),
         ("hold", _hold, "bring a stack up, print its environment as JSON, take it down when standard input ends"),
     ):
@@ -60,6 +61,11 @@ def _name(text: str) -> str:
 
 def _up(options: argparse.Namespace) -> int:
     _print_environment(lifecycle.up(options.name or "dev"))
+    return 0
+
+
+def _prepare(_: argparse.Namespace) -> int:
+    lifecycle.prepare()
     return 0
 
 
@@ -131,6 +137,7 @@ class _Owned:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # taking it down is short and must not be cut off half-way
         lifecycle.down(self._name)
+        processes.collect_children(limit_s=3.0)
 
 
 def _leave(number: int, _: FrameType | None) -> None:

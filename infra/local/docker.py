@@ -34,10 +34,10 @@ def start(project: str) -> dict[str, str]:
     """
     amqp, management, prometheus, redis = processes.free_ports(4)
     ports = {
-        "INFERQ_AMQP_PORT": amqp,
-        "INFERQ_MANAGEMENT_PORT": management,
-        "INFERQ_PROMETHEUS_PORT": prometheus,
-        "INFERQ_REDIS_PORT": redis,
+        "INFERQ_STACK_AMQP_PORT": amqp,
+        "INFERQ_STACK_MANAGEMENT_PORT": management,
+        "INFERQ_STACK_PROMETHEUS_PORT": prometheus,
+        "INFERQ_STACK_REDIS_PORT": redis,
     }
     wait = ["--wait", "--wait-timeout", str(_UP_LIMIT_S), "--quiet-pull"]
     _compose(
@@ -50,7 +50,7 @@ def start(project: str) -> dict[str, str]:
         environment={key: str(port) for key, port in ports.items()},
     )
     # The compose file's own defaults; compose has no other place to tell them from.
-    user, password = (os.environ.get(name, "inferq") for name in ("INFERQ_RABBITMQ_USER", "INFERQ_RABBITMQ_PASSWORD"))
+    user, password = (os.environ.get(name, "inferq") for name in ("INFERQ_STACK_USER", "INFERQ_STACK_PASSWORD"))
     found = rabbitmq.addresses(amqp, management, prometheus, credentials=f"{user}:{password}")
     return {**found, "INFERQ_REDIS__URL": f"redis://{LOOPBACK}:{redis}/0"}
 

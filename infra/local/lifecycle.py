@@ -63,6 +63,17 @@ def up(name: str, *, owner: Identity | None = None) -> Stack:
             raise
 
 
+def prepare() -> None:
+    """Make sure that `up` will find what it needs, installing it where that is allowed; starts nothing.
+
+    Raises:
+        StackError: something is missing; the message says what to do.
+    """
+    forced = os.environ.get("INFERQ_STACK", "")
+    if _given(os.environ) is None and (forced == "binaries" or not docker.answers()):
+        install.ensure()
+
+
 def down(name: str) -> bool:
     """Take a stack down and remove its folder; returns whether there was one."""
     if not (RUN_FOLDER / name).exists():

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -102,22 +102,29 @@ def end(folder: Path, *, grace_s: float, kill_wait_s: float = 10.0) -> None:
     Raises:
         StackError: something survived SIGKILL for `kill_wait_s`.
     """
-    seen = set(of_folder(folder))
     for pid in _recorded(folder):
         _signal(pid, signal.SIGTERM, folder)
-    if not _gone(folder, grace_s):
-        seen.update(of_folder(folder))
-        for pid in of_folder(folder):
-            _signal(pid, signal.SIGKILL, folder)
-        if not _gone(folder, kill_wait_s):
-            raise StackError(f"processes {of_folder(folder)} of {folder} do not end; end them by hand")
-    _reap(seen)
+    if _gone(folder, grace_s):
+        return
+    for pid in of_folder(folder):
+        _signal(pid, signal.SIGKILL, folder)
+    if not _gone(folder, kill_wait_s):
+        raise StackError(f"processes {of_folder(folder)} of {folder} do not end; end them by hand")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that `end` can collect them and no zombie stays."""
+    """Become the parent of descendants whose own parent ends, so that `collect_children` can see them off."""
     set_child_subreaper = 36  # linux/prctl.h; a kernel that lacks it only leaves the zombies to pid 1
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def collect_children(limit_s: float) -> None:
+    """Wait for children that are ending, so that no zombie stays where pid 1 does not care (a bare container)."""
+    give_up_s = time.monotonic() + limit_s
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while time.monotonic() < give_up_s:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.02)
 
 
 def wait_until(
@@ -188,9 +195,3 @@ def _gone(folder: Path, limit_s: float) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def _reap(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):  # most are not children of this process
-            os.waitpid(pid, os.WNOHANG)

@@ -128,9 +128,9 @@ def local_settings(ports: Ports) -> Mapping[str, str | int]:
     }
 
 
-def speaks_amqp(port: int) -> bool:
+def speaks_amqp(port: int, host: str = LOOPBACK) -> bool:
     """Tell whether the port answers an AMQP 0-9-1 protocol header with its first method frame."""
-    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=2.0) as connection:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0) as connection:
         connection.sendall(b"AMQP\x00\x00\x09\x01")
         return connection.recv(1) == b"\x01"
     return False

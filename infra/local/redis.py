@@ -45,9 +45,9 @@ set-proc-title no
 """
 
 
-def answers(port: int) -> bool:
+def answers(port: int, host: str = LOOPBACK) -> bool:
     """Tell whether a Redis on this port answers PING."""
-    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=2.0) as connection:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0) as connection:
         connection.sendall(b"PING\r\n")
         return connection.recv(5) == b"+PONG"
     return False
