@@ -51,33 +51,36 @@ def ensure() -> None:
     Raises:
         StackError: they are missing and may not, or could not, be installed; the message says what to type.
     """
-    packages = missing()
-    if not packages:
+    absent = missing()
+    if not absent:
         return
-    if not _may_install():
-        raise StackError(advice(packages))
-    print(f"installing {' and '.join(packages)}; their services are not started", file=sys.stderr)
-    with _services_held_back():
-        code = _apt_get("install", "-y", "--no-install-recommends", *packages)
+    if not may_install():
+        raise StackError(advice(absent))
+    code = packages(*absent)
     if missing():
         raise StackError(f"apt-get ended with {code} and {', '.join(missing())} is still missing.\n{advice(missing())}")
 
 
-def advice(packages: tuple[str, ...]) -> str:
+def may_install() -> bool:
+    """Tell whether packages may be installed: as root, with apt-get, unless INFERQ_STACK_INSTALL=no forbids it."""
+    allowed = os.environ.get("INFERQ_STACK_INSTALL", "") != "no"
+    return allowed and os.geteuid() == 0 and shutil.which("apt-get", path=SEARCH_PATH) is not None
+
+
+def packages(*names: str) -> int:
+    """Install Debian packages without starting their services; returns the status of apt-get."""
+    print(f"installing {' and '.join(names)}; no service is started", file=sys.stderr)
+    with _services_held_back():
+        return _apt_get("install", "-y", "--no-install-recommends", *names)
+
+
+def advice(absent: tuple[str, ...]) -> str:
     """Say what to type where nothing may be installed for the reader."""
     return (
         "RabbitMQ and Redis are needed, and neither a Docker engine nor these packages are here. One of:\n"
-        f"  sudo apt-get install --no-install-recommends {' '.join(packages)}\n"
+        f"  sudo apt-get install --no-install-recommends {' '.join(absent)}\n"
         "  start a Docker engine\n"
         "  name running servers: INFERQ_BROKER__URL=amqp://... INFERQ_REDIS__URL=redis://..."
-    )
-
-
-def _may_install() -> bool:
-    return (
-        os.geteuid() == 0
-        and shutil.which("apt-get", path=SEARCH_PATH) is not None
-        and os.environ.get("INFERQ_STACK_INSTALL") != "no"
     )
 
 

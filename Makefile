@@ -1,0 +1,46 @@
+# One command each for what people and CI do with the project. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STACK := $(PYTHON) infra/local/stack.py
+
+.DEFAULT_GOAL := help
+.PHONY: help venv up down status demo test check docs lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+venv: ## make the virtual environment, if it is not current
+	@$(PYTHON) infra/local/environment.py
+
+up: ## bring RabbitMQ and Redis up and print their addresses
+	@$(STACK) up
+
+down: ## take them down
+	@$(STACK) down
+
+status: ## say whether they are up
+	@$(STACK) status
+
+demo: venv ## answers from a real model, from nothing; leaves nothing running
+	@$(STACK) run -- $(BIN)/python infra/demo/demo.py
+
+test: check ## every gate and every test, on a broker and Redis of its own
+	@$(STACK) prepare
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: venv ## lint, format, types, import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+docs: venv ## regenerate the files that are made from code
+	@$(BIN)/python infra/rabbitmq/generate.py
+
+lock: ## resolve requirements.lock again (needs python3.11, 3.12 and 3.13 and the network)
+	@$(PYTHON) infra/lock/lock.py
+
+clean: down ## remove caches and build output; the virtual environment stays
+	@rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find schemas producer worker infra tests -name __pycache__ -type d -prune -exec rm -rf {} +
