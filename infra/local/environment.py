@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the project's virtual environment, or leaves it alone if it is current: `python3 infra/local/environment.py`.
 
-Current means: made by this interpreter's version from this lock and this `pyproject.toml`. Standard library alone, since
+Current means: made by this version of Python from this lock and this `pyproject.toml`. Standard library alone, since
 it runs before anything is installed. Writes into the project's folder and nowhere else.
 """
 
