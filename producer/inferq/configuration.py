@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from inferq.knobs import KeyPath, Shape, dotted, env_name, knob_paths, model_under, shape_at
+from inferq.knobs import KeyPath, Shape, dotted, env_name, knob_paths, shape_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -220,17 +220,20 @@ def _put(gathered: _Gathered, path: KeyPath, value: Any, *, origin: str) -> None
 def _unknown(gathered: _Gathered, path: KeyPath, origin: str) -> str:
     in_env = origin.startswith("environment")
     show = env_name if in_env else dotted
-    known = [*knob_paths(gathered.cls), *((name,) for name in gathered.cls.model_fields)]
-    candidates = {show(candidate): candidate for candidate in known}
-    candidates |= {show((name,)): (name,) for name in gathered.ignored}
-    close = difflib.get_close_matches(show(path), candidates, n=1, cutoff=0.6)
+    knobs = list(knob_paths(gathered.cls))
+    sections = sorted(gathered.cls.model_fields)
+    close = difflib.get_close_matches(show(path), map(show, knobs), n=1)
+    close_section = difflib.get_close_matches(path[0], {*sections, *gathered.ignored}, n=1)
     if close:
         mend = f"did you mean {close[0]}?"
+    elif path[0] in sections:
+        keys = sorted({dotted(knob[1:]) for knob in knobs if knob[0] == path[0]})
+        mend = f"known in {path[0]}: {', '.join(keys)}"
+    elif close_section:
+        mend = f"did you mean the section {close_section[0]}?"
     else:
-        parent = path[:-1] if model_under(gathered.cls, path[:-1]) is not None else ()
-        names = sorted({dotted(k[len(parent) :][:1]) for k in known if k[: len(parent)] == parent and k != parent})
-        mend = f"known in {dotted(parent)}: {', '.join(names)}" if parent else f"known sections: {', '.join(names)}"
-    return f"{origin}: there is no knob {dotted(path)}; {mend}" if not in_env else f"{origin} is no knob; {mend}"
+        mend = f"known sections: {', '.join(sections)}"
+    return f"{origin} is no knob; {mend}" if in_env else f"{origin}: there is no knob {dotted(path)}; {mend}"
 
 
 def _describe(gathered: _Gathered, detail: ErrorDetails) -> list[str]:

@@ -105,12 +105,6 @@ def shape_at(cls: type[BaseModel], path: KeyPath) -> Shape | None:
     return None if annotation is None else _shape(annotation)
 
 
-def model_under(cls: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The section class at a path, if there is one."""
-    annotation = _annotation_at(cls, path)
-    return None if annotation is None else _model(annotation)
-
-
 def _knobs(cls: type[BaseModel], above: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
     for name, info in cls.model_fields.items():
         path = (*above, name)
