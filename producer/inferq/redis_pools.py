@@ -1,0 +1,53 @@
+"""Opens Redis connection pools with every time-out and the retry policy said out loud.
+
+redis-py's own defaults differ between its constructors (ten retries or none). `SET ... NX` must not be retried behind
+one's back: a retry whose first attempt did arrive reports the key as taken. Commands like it go through a pool with
+`retries=0`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import RedisError
+
+if TYPE_CHECKING:
+    from inferq.settings import RedisSettings
+
+__all__ = ["REDIS_ERRORS", "open_redis", "redis_problem"]
+
+REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
+_HEALTH_CHECK_S: Final = 15
+_BACKOFF_BASE_S: Final = 0.02
+_BACKOFF_CAP_S: Final = 0.5
+
+
+def open_redis(settings: RedisSettings, *, retries: int, max_connections: int | None = None) -> Redis:
+    """A client over a pool of its own; connects on first use. `aclose()` closes the pool.
+
+    Args:
+        settings: address, TLS files, time-outs.
+        retries: how often a command is tried again after a lost connection or a time-out; 0 for anything that is not
+            idempotent.
+        max_connections: overrides the settings; callers beyond it wait for at most the socket time-out.
+    """
+    kwargs: dict[str, Any] = {
+        "max_connections": max_connections or settings.max_connections,
+        "timeout": settings.socket_timeout_s,
+        "socket_timeout": settings.socket_timeout_s,
+        "socket_connect_timeout": settings.connect_timeout_s,
+        "health_check_interval": _HEALTH_CHECK_S,
+        "retry": Retry(ExponentialWithJitterBackoff(base=_BACKOFF_BASE_S, cap=_BACKOFF_CAP_S), retries),
+    }
+    files = {"ssl_ca_certs": settings.ca_file, "ssl_certfile": settings.cert_file, "ssl_keyfile": settings.key_file}
+    kwargs.update({name: str(path) for name, path in files.items() if path is not None})
+    pool = BlockingConnectionPool.from_url(settings.url.get_secret_value(), **kwargs)
+    return Redis.from_pool(pool)
+
+
+def redis_problem(error: BaseException) -> str:
+    """One line about a Redis error, for people, without credentials."""
+    return f"{type(error).__name__}: {error}"[:300]
