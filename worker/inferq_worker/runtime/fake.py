@@ -1,0 +1,83 @@
+"""A session without ONNX Runtime, for tests of everything that stands on one. It keeps the promises of `Session`."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from inferq_worker.runtime.interface import Feeds, RowError, RunReport, SessionBroken, SessionInfo, TensorSpec
+
+FAKE_INFO = SessionInfo(
+    inputs=(TensorSpec("x", "float32", (None, 4)),),
+    outputs=(TensorSpec("y", "float32", (None, 4)),),
+    fixed_rows=None,
+    shared=frozenset(),
+    provider="CPUExecutionProvider",
+    requested_provider="CPUExecutionProvider",
+    nodes_by_provider={"CPUExecutionProvider": 1},
+    sha256="0" * 64,
+)
+
+
+def double(item: Feeds) -> Feeds:
+    """Answer with `y` = 2 `x`."""
+    return {"y": item["x"] * 2}
+
+
+class FakeSession:
+    """Answers each item with a function, when the gate is open.
+
+    Args:
+        answer: from one item to its answer, or to the error that only this item gets.
+        info: what the session claims to be; its first input counts the rows.
+        run_s: what each run reports, in seconds; no time passes.
+
+    Attributes:
+        calls: the items of every run that began, in order.
+        gate: a run waits here; set (open) at first. Clear it to hold runs in flight.
+        running: runs that wait at the gate now; `began` is set whenever one arrives.
+        broken: when set, every run raises it.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Feeds], Feeds | RowError] = double,
+        *,
+        info: SessionInfo = FAKE_INFO,
+        run_s: float = 0.001,
+    ) -> None:
+        self.info = info
+        self.calls: list[tuple[Feeds, ...]] = []
+        self.warmed: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.began = asyncio.Event()
+        self.running = 0
+        self.closed = False
+        self.broken: SessionBroken | None = None
+        self._answer = answer
+        self._run_s = run_s
+
+    async def warm_up(self, rows: Sequence[int]) -> Mapping[int, float]:
+        """Note the sizes, and call each of them `run_s` long."""
+        self.warmed.extend(rows)
+        return dict.fromkeys(rows, self._run_s)
+
+    async def run(self, feeds: Sequence[Feeds]) -> RunReport:
+        """Wait at the gate, then answer item by item."""
+        if self.closed:
+            raise SessionBroken("the session is closed")
+        self.calls.append(tuple(feeds))
+        self.running += 1
+        self.began.set()
+        try:
+            await self.gate.wait()
+        finally:
+            self.running -= 1
+        if self.broken is not None:
+            raise self.broken
+        first = self.info.inputs[0].name
+        rows = sum(int(item[first].shape[0]) for item in feeds)
+        return RunReport(tuple(self._answer(item) for item in feeds), self._run_s, rows, 0)
+
+    async def close(self) -> None:
+        """Refuse further runs."""
+        self.closed = True

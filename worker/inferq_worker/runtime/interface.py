@@ -1,0 +1,173 @@
+"""What the pipeline knows of a model at work: its signature, its answers, and the three ways it can fail.
+
+Everything here is plain data and one protocol. ONNX Runtime stays behind `ort.py`, so that a fake session can stand in.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from inferq_schemas.errors import ErrorCode
+
+Array: TypeAlias = np.ndarray
+"""Any dtype: `object` arrays of `str` for strings, `uint16` for bfloat16."""
+
+Feeds: TypeAlias = Mapping[str, Array]
+"""Tensors by name, batch axis first: each is `(rows, ...)`, shared scalars `()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output as the model declares it.
+
+    Attributes:
+        name: the name in the graph.
+        dtype: the contract's dtype name, such as `float32`, `bfloat16` or `string`.
+        shape: the whole shape, axis 0 included; None is a dynamic axis. Empty for a scalar and for an unknown rank.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What was loaded, and what really runs it.
+
+    Attributes:
+        inputs: in graph order.
+        outputs: in graph order.
+        fixed_rows: the batch a model with a fixed axis 0 insists on (runs are padded to it); None when dynamic.
+        shared: inputs of rank 0 that all rows of a run have in common.
+        provider: what ONNX Runtime says runs the graph, such as `CPUExecutionProvider`.
+        requested_provider: what the settings asked for, in the same spelling.
+        nodes_by_provider: graph nodes per provider, after optimisation.
+        sha256: of the model file followed by its external data files, hexadecimal.
+        max_rows: most rows of one native run.
+        batchable: False when every item runs alone and whole (`batch = "single"`).
+        warning: for people, when the wish was not granted; empty otherwise. The caller logs it.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    fixed_rows: int | None
+    shared: frozenset[str]
+    provider: str
+    requested_provider: str
+    nodes_by_provider: Mapping[str, int]
+    sha256: str
+    max_rows: int = 32
+    batchable: bool = True
+    warning: str = ""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether something else than the requested provider runs the model."""
+        return self.provider != self.requested_provider
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why one item has no answer; its companions are not touched by it."""
+
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What came of one call of `Session.run`.
+
+    Attributes:
+        answers: answer i belongs to item i. Arrays are views into the outputs of the run, never of a reused buffer.
+        run_s: seconds inside the native calls, all of them together; collation and splitting are not in it.
+        rows: rows of the items that were run, failed ones included; items refused before the run are not counted.
+        padded_rows: rows computed on top of those to fill a fixed batch, over all native calls.
+    """
+
+    answers: tuple[Feeds | RowError, ...]
+    run_s: float
+    rows: int
+    padded_rows: int
+
+
+class ModelRefused(Exception):  # noqa: N818 - says what happened; the caller reads it as a sentence
+    """The model cannot be served. The message names the model, the reason and the mend."""
+
+
+class SessionBroken(Exception):  # noqa: N818 - as above
+    """The session can answer nothing any more; open a new one, or end the process."""
+
+
+class RuntimeUnavailable(Exception):  # noqa: N818 - as above
+    """ONNX Runtime, or the provider that the settings require, is not there. The message names the mend."""
+
+
+class RunFailed(Exception):  # noqa: N818 - as above
+    """One native run failed and the session is still good. Stays inside the runtime: callers see a `RowError`."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
+
+
+class Session(Protocol):
+    """A loaded model that answers items."""
+
+    @property
+    def info(self) -> SessionInfo:
+        """What was loaded and what runs it."""
+        ...
+
+    async def warm_up(self, rows: Sequence[int]) -> Mapping[int, float]:
+        """Prove that rows do not depend on each other, then run each size twice, largest first.
+
+        Returns:
+            Seconds of the second run for each of `rows`. Empty if no made-up input suits the model and its
+            `model.toml` says that it need not be probed.
+
+        Raises:
+            ModelRefused: the model mixes rows, refuses a batch, or cannot be probed at all.
+            SessionBroken: the device failed.
+        """
+        ...
+
+    async def run(self, feeds: Sequence[Feeds]) -> RunReport:
+        """Answer each item; a bad item costs only its own answer.
+
+        Cancelling the call stops the waiting, not the run: buffers stay taken until the native call has ended.
+
+        Raises:
+            SessionBroken: the session itself is unusable, or closed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Refuse new runs, wait for those in flight, then free the model."""
+        ...
+
+
+class Engine(Protocol):
+    """The synchronous heart of a session: one loaded graph. ONNX Runtime in `ort.py`, a function in tests."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Declared inputs, in graph order."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Declared outputs, in graph order."""
+        ...
+
+    def run(self, feeds: Feeds) -> Feeds:
+        """Run the graph once on the calling thread. The arrays returned are fresh, never `feeds`.
+
+        Raises:
+            RunFailed: this input does not work; the next may.
+            SessionBroken: nothing will work any more.
+        """
+        ...

@@ -1,0 +1,83 @@
+"""How models are run: which provider, on which device, with how many threads. Data only: no import of ONNX Runtime."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+ProviderName = Literal["cuda", "tensorrt", "cpu"]
+OptionValue = str | int | float | bool
+
+# ONNX Runtime takes an unknown option for granted or fails far from its cause, and some options load native code
+# (trt_extra_plugin_lib_paths) or write files. So only these pass.
+ALLOWED_PROVIDER_OPTIONS: Mapping[ProviderName, frozenset[str]] = MappingProxyType(
+    {
+        "cuda": frozenset(
+            {
+                "arena_extend_strategy",
+                "cudnn_conv1d_pad_to_nc1d",
+                "cudnn_conv_algo_search",
+                "cudnn_conv_use_max_workspace",
+                "enable_cudnn",
+                "fuse_conv_bias",
+                "prefer_nhwc",
+                "sdpa_kernel",
+                "use_tf32",
+            }
+        ),
+        "tensorrt": frozenset(
+            {
+                "trt_bf16_enable",
+                "trt_builder_optimization_level",
+                "trt_engine_cache_enable",
+                "trt_engine_cache_path",
+                "trt_engine_hw_compatible",
+                "trt_fp16_enable",
+                "trt_int8_enable",
+                "trt_max_workspace_size",
+                "trt_profile_max_shapes",
+                "trt_profile_min_shapes",
+                "trt_profile_opt_shapes",
+                "trt_timing_cache_enable",
+                "trt_timing_cache_path",
+            }
+        ),
+        "cpu": frozenset(),
+    }
+)
+
+
+class RuntimeSettings(BaseModel):
+    """Knobs of the runtime. Contradictions are errors here, not surprises at the first run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    provider: ProviderName = Field("cuda", description="what should run the graph")
+    provider_policy: Literal["require", "prefer"] = Field(
+        "prefer", description="require: refuse to start without the provider; prefer: run on the CPU, loudly"
+    )
+    device_id: int = Field(0, ge=0, le=63, description="index of the GPU")
+    slots: int = Field(1, ge=1, le=64, description="runs at a time on the CPU; a GPU session has one")
+    intra_op_threads: int = Field(1, ge=1, le=256, description="threads inside one run; keep 1 on a GPU")
+    max_rows: int = Field(32, ge=1, le=65_536, description="most rows of one native run, unless model.toml says other")
+    gpu_memory_limit_bytes: int | None = Field(
+        None, ge=64 * 2**20, description="limit of the provider's arena; cuDNN, cuBLAS and the context come on top"
+    )
+    provider_options: dict[str, OptionValue] = Field(default_factory=dict, description="extra options, allow-listed")
+    trust_models: bool = Field(
+        False, description="load graphs with EPContext nodes, which carry native code of no known origin"
+    )
+
+    @model_validator(mode="after")
+    def _options_are_known(self) -> Self:
+        allowed = ALLOWED_PROVIDER_OPTIONS[self.provider]
+        unknown = sorted(self.provider_options.keys() - allowed)
+        if unknown:
+            known = ", ".join(sorted(allowed)) or "none"
+            raise ValueError(
+                f"provider_options of {self.provider}: {unknown[0]!r} is not allowed; allowed are: {known}"
+            )
+        if self.provider == "cpu" and self.gpu_memory_limit_bytes is not None:
+            raise ValueError('gpu_memory_limit_bytes has no meaning with provider = "cpu"; remove one of the two')
+        return self
