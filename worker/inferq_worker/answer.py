@@ -1,0 +1,94 @@
+"""Builds the Result of a job from what came of it. Pure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inferq_schemas import BatchInfo, ErrorInfo, Result, ServedBy, Tensor, Timing
+from inferq_worker.runtime import RowError
+from inferq_worker.work import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from inferq_worker.errors import WorkError
+    from inferq_worker.runtime import RunReport, SessionInfo
+    from inferq_worker.scheduling import Batch
+    from inferq_worker.work import Feeds, WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Monotonic seconds around one batch: closed by the scheduler, and its run over."""
+
+    closed_s: float
+    ended_s: float
+
+
+class Answerer:
+    """Signs answers with who gave them.
+
+    Args:
+        worker: id of this process.
+        role: "gpu" or "cpu"; the CPU role marks its answers `fallback`.
+    """
+
+    def __init__(self, *, worker: str, role: str) -> None:
+        self._worker = worker
+        self._role = role
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether answers of this worker are the CPU's in place of the GPU's."""
+        return self._role == "cpu"
+
+    def served_by(self, model: str, version: str, provider: str) -> ServedBy:
+        """Who answered."""
+        return ServedBy(model, version, self._role, provider, self._worker)
+
+    def results(
+        self, batch: Batch[WorkItem], report: RunReport, times: RunTimes, served_by: ServedBy, info: SessionInfo
+    ) -> Iterator[Answer]:
+        """One answer for each job of a batch that has run, in the batch's order."""
+        info_batch = BatchInfo(report.rows, batch.reason)
+        dtypes = {spec.name: spec.dtype for spec in info.outputs}
+        now_ms = time.time() * 1000
+        for item, outputs in zip(batch.items, report.answers, strict=True):
+            late = item.deadline_s is not None and times.ended_s > item.deadline_s
+            result = Result(
+                item.job.id,
+                "error" if isinstance(outputs, RowError) else "ok",
+                outputs={} if isinstance(outputs, RowError) else _tensors(outputs, dtypes),
+                error=ErrorInfo(outputs.code, outputs.message) if isinstance(outputs, RowError) else None,
+                late=late,
+                fallback=self.is_fallback,
+                served_by=served_by,
+                timing_ms=_timing(item, times, report.run_s, now_ms),
+                batch=info_batch,
+            )
+            yield Answer(tuple(item.requests), result, item.digest, job=item.job)
+
+    def failure(self, item: WorkItem, error: WorkError, served_by: ServedBy | None = None) -> Answer:
+        """The answer to an admitted job that will not run."""
+        result = Result.failed(item.job.id, error.code, error.message, served_by=served_by, fallback=self.is_fallback)
+        return Answer(tuple(item.requests), result, item.digest, keep=error.keep, job=item.job)
+
+
+def _tensors(outputs: Feeds, dtypes: dict[str, str]) -> dict[str, Tensor]:
+    return {name: Tensor.from_numpy(array, dtype=dtypes.get(name)) for name, array in outputs.items()}
+
+
+def _timing(item: WorkItem, times: RunTimes, run_s: float, now_ms: float) -> Timing:
+    delivery = item.requests[0].delivery
+    sent_ms = item.job.sent_unix_ms
+    broker_ms = 0.0 if sent_ms is None else max(0.0, delivery.received_unix_ms - sent_ms)
+    inside_ms = (times.ended_s - item.arrived_s) * 1000
+    return Timing(
+        broker=round(broker_ms, 3),
+        queue=round((times.closed_s - item.arrived_s) * 1000, 3),
+        batch=round(max(0.0, (times.ended_s - times.closed_s - run_s) * 1000), 3),
+        run=round(run_s * 1000, 3),
+        total=round(inside_ms if sent_ms is None else max(inside_ms, now_ms - sent_ms), 3),
+    )

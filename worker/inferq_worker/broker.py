@@ -1,0 +1,164 @@
+"""The worker's side of the broker: two connections, one consumer a lane, the undertaker's queue, and their upkeep."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, TypeAlias
+
+from inferq.amqp import Link, OnUp, Publisher
+from inferq_schemas import DEAD_QUEUE, FALLBACK_LANE, fallback_queue, lane_queue
+from inferq_worker.consume import LaneConsumer
+from inferq_worker.errors import StoreUnavailable
+from inferq_worker.work import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from inferq.settings import BrokerSettings
+    from inferq_worker.models import ModelFile
+    from inferq_worker.observe.metrics import Metrics
+    from inferq_worker.settings import LanesSettings
+    from inferq_worker.store import Store
+    from inferq_worker.work import Delivery
+
+_log = logging.getLogger(__name__)
+_VERIFY_EVERY_S = 15.0
+_ORPHANS_EVERY_S = 2.0
+Sink: TypeAlias = "Callable[[Delivery], int]"
+
+
+def lanes_of(model: ModelFile, role: str, settings: LanesSettings) -> list[Lane]:
+    """The lanes that a worker of this role consumes for a model, the most urgent first.
+
+    The GPU role also knows the model's fallback queue: while no CPU worker lives, its jobs would be answered by nobody.
+    """
+    fallback = Lane(
+        model.name,
+        FALLBACK_LANE,
+        rank=len(model.lanes) if role == "gpu" else 0,
+        queue=fallback_queue(model.name),
+        window=settings.interactive_window,
+        window_rows=settings.interactive_window,
+    )
+    if role == "cpu":
+        return [fallback]
+    lanes = [_lane(model.name, name, rank, settings) for rank, name in enumerate(model.lanes)]
+    return [*lanes, fallback] if model.fallback else lanes
+
+
+def _lane(model: str, name: str, rank: int, settings: LanesSettings) -> Lane:
+    queue = lane_queue(model, name)
+    if rank == 0:
+        window = settings.interactive_window
+        return Lane(model, name, rank, queue, window, window_rows=window)
+    return Lane(model, name, rank, queue, settings.bulk_window, window_rows=settings.bulk_window_rows)
+
+
+class Broker:
+    """Connections and consumers of one worker.
+
+    Consuming and settling go over one connection, publishing over the other: a memory alarm stops publishers, and acks
+    on the same connection with them.
+
+    Args:
+        role: "gpu" or "cpu".
+        worker: this process, shown in the broker's connection list.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, lanes: LanesSettings, *, role: str, worker: str, metrics: Metrics
+    ) -> None:
+        self._role = role
+        self._lanes = lanes
+        self._metrics = metrics
+        self.consuming = Link(settings, name=f"inferq {role} {worker} consume", on_up=self._on_up("consume"))
+        self.publishing = Link(settings, name=f"inferq {role} {worker} publish", on_up=self._on_up("publish"))
+        self.replies = Publisher(self.publishing, timeout_s=settings.publish_timeout_s)
+        self.moves = Publisher(self.publishing, timeout_s=settings.publish_timeout_s)
+        self.consumers: list[LaneConsumer] = []
+
+    def consume(self, models: Iterable[ModelFile], jobs: Sink, dead: Sink) -> None:
+        """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. They start with `run`."""
+        for model in models:
+            for lane in lanes_of(model, self._role, self._lanes):
+                adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
+                self._add(lane, jobs, optional=adopted, paused=adopted)
+        window = self._lanes.dead_window
+        self._add(Lane("", "dead", 0, DEAD_QUEUE, window, window_rows=window), dead)
+
+    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused: bool = False) -> None:
+        consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused=paused)
+        self.consumers.append(consumer)
+
+    async def run(self) -> None:
+        """Keep the connections and every consumer alive; ends by cancellation."""
+        async with asyncio.TaskGroup() as group:
+            for link in (self.consuming, self.publishing):
+                group.create_task(link.run())
+            for consumer in self.consumers:
+                group.create_task(consumer.run())
+            group.create_task(self._upkeep())
+
+    async def adopt_orphans(self, store: Store) -> None:
+        """Serve the fallback queues of models for which no CPU worker lives, and leave them when one comes."""
+        orphans = [one for one in self.consumers if one.optional]
+        while orphans:
+            await asyncio.sleep(_ORPHANS_EVERY_S)
+            try:
+                served = await store.cpu_served([consumer.lane.model for consumer in orphans])
+            except StoreUnavailable:
+                continue
+            for consumer in orphans:
+                await consumer.switch(paused=consumer.lane.model in served)
+
+    def pause_bulk(self, pressed: bool) -> None:  # noqa: FBT001 - a callback with one meaning
+        """Pause or resume the lanes that may wait, because too many bytes are in hand."""
+        _log.warning("message bytes in hand are %s the limit", "above" if pressed else "below half of")
+        for consumer in self.consumers:
+            if consumer.lane.rank > 0 and not consumer.optional:
+                consumer.switch_soon(paused=pressed)
+
+    async def stop(self) -> None:
+        """Take no more deliveries. Channels stay open for settling."""
+        await asyncio.gather(*(consumer.stop() for consumer in self.consumers))
+
+    async def flush(self) -> None:
+        """Hand every settlement made so far to the connection."""
+        await asyncio.gather(*(consumer.flushed() for consumer in self.consumers))
+
+    def problems(self) -> list[str]:
+        """What keeps lanes from being consumed; empty when all is well."""
+        links = (("consuming", self.consuming), ("publishing", self.publishing))
+        down = [f"{name} connection is down: {link.last_error}" for name, link in links if not link.up.is_set()]
+        return down or [one.problem for one in self.consumers if one.problem is not None and not one.optional]
+
+    def status(self) -> list[dict[str, object]]:
+        """Each lane's window and state, for `/status`."""
+        return [
+            {
+                "queue": one.lane.queue,
+                "consuming": one.consuming,
+                "window": one.window,
+                "in_hand": one.open_deliveries,
+                "problem": one.problem,
+            }
+            for one in self.consumers
+        ]
+
+    def _on_up(self, name: str) -> OnUp:
+        async def up(link: Link) -> None:
+            if link.connects > 1:
+                self._metrics.broker_reconnected(name)
+            self._metrics.broker_connected(name, connected=True)
+
+        return up
+
+    async def _upkeep(self) -> None:
+        while True:
+            await asyncio.sleep(_VERIFY_EVERY_S)
+            for name, link in (("consume", self.consuming), ("publish", self.publishing)):
+                self._metrics.broker_connected(name, connected=link.up.is_set())
+                self._metrics.broker_blocked(name, blocked=await link.blocked())
+            for consumer in self.consumers:
+                await consumer.verify()

@@ -1,0 +1,337 @@
+"""The order of the steps: consume -> decode -> admit -> schedule -> infer -> publish -> settle.
+
+The steps do not know each other; this module calls them in turn, decides what follows an error, and records figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from inferq_schemas import Job, RejectedJob, Result
+from inferq_worker.admit import admit
+from inferq_worker.answer import Answerer, RunTimes
+from inferq_worker.decode import deadline_s, decode
+from inferq_worker.errors import StoreUnavailable, WorkError
+from inferq_worker.scheduling import Batch
+from inferq_worker.work import Answer, Request, WorkItem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from inferq_schemas import Limits, Tensor
+    from inferq_worker.finish import Finisher
+    from inferq_worker.held import Held
+    from inferq_worker.models import ModelFile
+    from inferq_worker.observe.metrics import Metrics
+    from inferq_worker.payloads import Payloads
+    from inferq_worker.poison import RunRecord
+    from inferq_worker.publish import ReplyAllowList
+    from inferq_worker.redelivered import Redelivered
+    from inferq_worker.runtime import RunReport, Session
+    from inferq_worker.scheduling import Batcher, LatencyTable
+    from inferq_worker.store import Store
+    from inferq_worker.tasks import Tasks
+    from inferq_worker.work import Delivery
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model at work: its session, its waiting jobs, and what is known of its run time."""
+
+    file: ModelFile
+    session: Session
+    batcher: Batcher[WorkItem]
+    latency: LatencyTable
+
+
+class Pipeline:
+    """Takes deliveries in, and runs the loop that turns batches into answers.
+
+    Args:
+        models: by name.
+        answerer: signs results.
+        finisher: stores, publishes, parks and settles answers.
+        redelivered: judges jobs that come a second time.
+        payloads: resolves claim checks.
+        in_hand: counts message bytes.
+        tasks: owns what goes on in the background.
+    """
+
+    def __init__(  # noqa: PLR0913 - the composition root hands in every step
+        self,
+        *,
+        models: Mapping[str, ServedModel],
+        limits: Limits,
+        allow: ReplyAllowList,
+        answerer: Answerer,
+        finisher: Finisher,
+        store: Store,
+        redelivered: Redelivered,
+        payloads: Payloads,
+        in_hand: Held,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._models = models
+        self._limits = limits
+        self._allow = allow
+        self._answerer = answerer
+        self._finisher = finisher
+        self._store = store
+        self._redelivered = redelivered
+        self._payloads = payloads
+        self._in_hand = in_hand
+        self._metrics = metrics
+        self._tasks = tasks
+        self._held: dict[str, WorkItem] = {}
+        self._outbox: list[Answer] = []
+        self._running: dict[Batch[WorkItem], float] = {}
+        self._draining = False
+
+    def take(self, delivery: Delivery) -> int:
+        """Take one delivery in: decode it, admit its jobs, schedule them. Never blocks, never raises.
+
+        Returns:
+            Rows in the delivery, for its lane's window.
+        """
+        if self._draining:
+            delivery.settler.give_back(delivery.tag)
+            return 0
+        self._in_hand.take(delivery)
+        delivery.open_requests = 1
+        try:
+            lane, jobs = decode(delivery, self._limits)
+        except WorkError as error:
+            self._metrics.job_received(delivery.lane.model, delivery.lane.name)
+            self._refuse(Request(delivery, delivery.lane.name), error, "")
+            return 0
+        if self._answerer.is_fallback and _belongs_to_the_dead(delivery, jobs):
+            self._in_hand.leave(delivery)
+            delivery.settler.reject(delivery.tag)
+            return 0
+        self._metrics.job_received(delivery.lane.model, lane, jobs=len(jobs))
+        delivery.open_requests = len(jobs)
+        return sum(self._take_job(job, Request(delivery, lane)) for job in jobs)
+
+    async def serve(self, model: ServedModel) -> None:
+        """The main loop of one device slot: the next batch, a last check, the run, and the answers on their way."""
+        while (batch := await model.batcher.next_batch()) is not None:
+            closed_s = time.monotonic()
+            record, batch = await self._claim(batch)
+            if not batch.items:
+                await self._finisher.abandon(record)
+                continue
+            report = await self._run(model, batch)
+            times = RunTimes(closed_s, time.monotonic())
+            self._record(model, batch, report, times)
+            for item in batch.items:
+                self._held.pop(item.job.id, None)
+            info = model.session.info
+            served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
+            answers = list(self._answerer.results(batch, report, times, served_by, info))
+            self._tasks.spawn(self._finisher.finish(answers, record))
+
+    def expired(self, item: WorkItem) -> None:
+        """The scheduler gave a job up: its deadline passed while it waited."""
+        self._metrics.deadline_missed(item.job.model, item.lane, "compose")
+        waited_ms = (time.monotonic() - item.arrived_s) * 1000
+        error = WorkError("deadline_exceeded", f"deadline passed after {waited_ms:.0f} ms in the worker's queue")
+        self._give_up(item, error)
+
+    def drain(self) -> None:
+        """Take nothing more: what is not in a batch goes back to its queue, so that another worker can batch it."""
+        self._draining = True
+        for model in self._models.values():
+            for item in model.batcher.close():
+                self._give_back(item)
+
+    @property
+    def held_jobs(self) -> int:
+        """Jobs in hand: waiting or running."""
+        return len(self._held)
+
+    def longest_run_s(self) -> float:
+        """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
+        return time.monotonic() - min(self._running.copy().values(), default=time.monotonic())
+
+    def _take_job(self, job: Job | RejectedJob, request: Request) -> int:
+        if isinstance(job, RejectedJob):
+            error = WorkError(job.error.code, job.error.message)
+            self._refuse(request, error, job.id, digest=_digest(request.delivery.body))
+            return 0
+        reply_to = request.delivery.reply_to
+        if reply_to is not None and not self._allow.allows(reply_to):
+            request.delivery.reply_to = None
+            message = f"reply_to {reply_to[:100]!r} is not on the allow-list; name the reply queue reply.<something>"
+            self._refuse(request, WorkError("invalid_input", message), job.id, job=job)
+        elif request.delivery.redelivered or self._payloads.needed(job):
+            self._tasks.spawn(self._take_later(job, request))
+        else:
+            self._schedule(job, request, job.inputs)
+        return job.rows
+
+    async def _take_later(self, job: Job, request: Request) -> None:
+        """Admission that has to ask the store first: jobs that come again, and jobs whose inputs lie there."""
+        try:
+            alone = False
+            if request.delivery.redelivered and not self._attach(job, request):
+                alone = await self._redelivered.runs_alone(job.id, job.model)
+            payloads = await self._payloads.resolve(job, request.delivery)
+        except WorkError as error:
+            self._refuse(request, error, job.id, job=job)
+        else:
+            self._schedule(job, request, payloads, alone=alone)
+
+    def _schedule(self, job: Job, request: Request, payloads: Mapping[str, Tensor], *, alone: bool = False) -> None:
+        if self._draining:
+            self._give_back_request(request)
+            return
+        try:
+            if self._attach(job, request):
+                return
+            item = self._admit(job, request, payloads)
+        except WorkError as error:
+            if error.code == "deadline_exceeded":
+                self._metrics.deadline_missed(job.model, request.lane, "admit")
+            self._refuse(request, error, job.id, job=job)
+            return
+        item.alone = alone
+        self._held[job.id] = item
+        self._models[job.model].batcher.add(item)
+
+    def _admit(self, job: Job, request: Request, payloads: Mapping[str, Tensor]) -> WorkItem:
+        model = self._models.get(job.model)
+        if model is None or job.version not in (None, model.file.version):
+            served = "nothing" if model is None else f"version {model.file.version}"
+            raise WorkError(
+                "unknown_model", f"model {job.model} {job.version or ''}: this queue's workers serve {served}"
+            )
+        return admit(
+            job,
+            request,
+            payloads,
+            model.session.info,
+            deadline_s=deadline_s(job, request.delivery),
+            lane_rank=request.delivery.lane.rank,
+            shortest_run_s=model.latency.predict(1),
+        )
+
+    def _attach(self, job: Job, request: Request) -> bool:
+        """A job that this process holds already: its new delivery waits for the same answer."""
+        held = self._held.get(job.id)
+        if held is None or any(known is request for known in held.requests):
+            return held is not None
+        if held.digest != job.digest():
+            raise WorkError("conflict", _CONFLICT, keep=False)
+        held.requests.append(request)
+        return True
+
+    async def _claim(self, batch: Batch[WorkItem]) -> tuple[RunRecord | None, Batch[WorkItem]]:
+        """The last check before the run: answered or cancelled meanwhile, taken back by the broker, too late."""
+        ids = [item.job.id for item in batch.items]
+        forget = [item.job.id for item in batch.items if _forces(item)]
+        try:
+            record, outcomes = await self._store.claim(ids, forget=forget)
+        except StoreUnavailable:
+            record, outcomes = None, [None] * len(ids)
+        now_s = time.monotonic()
+        runs = []
+        for item, outcome in zip(batch.items, outcomes, strict=True):
+            if outcome is not None:
+                self._held.pop(item.job.id, None)
+                self._answer_soon(self._finisher.from_store(item, outcome))
+            elif item.stale:
+                self._give_back(item)
+            elif item.deadline_s is not None and item.deadline_s <= now_s and not item.serve_late:
+                self.expired(item)
+            else:
+                runs.append(item)
+        return record, Batch(tuple(runs), batch.reason, batch.opened_s)
+
+    async def _run(self, model: ServedModel, batch: Batch[WorkItem]) -> RunReport:
+        self._running[batch] = time.monotonic()
+        try:
+            return await model.session.run([item.inputs for item in batch.items])
+        finally:
+            del self._running[batch]
+
+    def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
+        name = model.file.name
+        model.latency.observe(report.rows, report.run_s)
+        self._metrics.batch_done(
+            name, rows=report.rows, padded_rows=report.padded_rows, reason=batch.reason, run_s=report.run_s
+        )
+        for item in batch.items:
+            self._metrics.queue_time(name, item.lane, times.closed_s - item.arrived_s)
+            if item.deadline_s is not None and times.ended_s > item.deadline_s:
+                self._metrics.deadline_missed(name, item.lane, "run")
+        _log.info(
+            "batch.done",
+            model=name,
+            jobs=len(batch.items),
+            rows=report.rows,
+            reason=batch.reason,
+            run_ms=round(report.run_s * 1000, 3),
+        )
+
+    def _give_up(self, item: WorkItem, error: WorkError) -> None:
+        self._held.pop(item.job.id, None)
+        self._answer_soon(self._answerer.failure(item, error))
+
+    def _refuse(
+        self,
+        request: Request,
+        error: WorkError,
+        job_id: str,
+        *,
+        job: Job | None = None,
+        digest: bytes | None = None,
+    ) -> None:
+        result = Result.failed(job_id, error.code, error.message, fallback=self._answerer.is_fallback)
+        digest = job.digest() if job is not None else digest
+        self._answer_soon(Answer((request,), result, digest, keep=error.keep, job=job))
+
+    def _answer_soon(self, answer: Answer) -> None:
+        """Answers of one turn of the loop leave together: a thousand expired jobs make one pipeline, not a thousand."""
+        self._outbox.append(answer)
+        if len(self._outbox) == 1:
+            self._tasks.spawn(self._send_outbox())
+
+    async def _send_outbox(self) -> None:
+        answers, self._outbox = self._outbox, []
+        await self._finisher.finish(answers, None)
+
+    def _give_back(self, item: WorkItem) -> None:
+        self._held.pop(item.job.id, None)
+        for request in item.requests:
+            self._give_back_request(request)
+
+    def _give_back_request(self, request: Request) -> None:
+        request.delivery.goes_back = True
+        self._finisher.settle(request)
+
+
+_CONFLICT = "this id already stands for another content; use a new id, or force to run again"
+
+
+def _forces(item: WorkItem) -> bool:
+    """`force` forgets the stored outcome once: not when the job comes back after its own run."""
+    return item.job.force and not any(request.delivery.redelivered for request in item.requests)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()
+
+
+def _belongs_to_the_dead(delivery: Delivery, jobs: Sequence[Job | RejectedJob]) -> bool:
+    """The CPU does not touch what ended GPU workers up to the limit, nor a job that must not fall back."""
+    if "delivery_limit" in delivery.deaths:
+        return True
+    return len(jobs) == 1 and isinstance(jobs[0], Job) and jobs[0].fallback == "never"

@@ -1,0 +1,185 @@
+"""What leaves the worker over AMQP: replies to requesters, jobs moved on to the fallback or back, jobs parked.
+
+Everything is confirmed. Whoever republishes strips every `x-*` header: RabbitMQ 3.10 drops a message that carries a
+copied `x-death` without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from inferq.amqp import Publisher, PublishFailed, PublishForbidden, PublishUnknown, Refused, Unroutable, properties
+from inferq_schemas import (
+    ACCEPT_BUNDLE_HEADER,
+    ATTEMPT_HEADER,
+    DEFAULT_LIMITS,
+    FALLBACK_EXCHANGE,
+    JOBS_EXCHANGE,
+    PARKING_EXCHANGE,
+    encode_job,
+    encode_result,
+    encode_results,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from inferq_schemas import Job, Result
+    from inferq_worker.observe.metrics import Metrics
+    from inferq_worker.work import Delivery, Request
+
+DIRECT_REPLY = "amq.rabbitmq.reply-to."
+_BUNDLE_RESULTS = 64
+_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 5.0
+_REPLY_PATIENCE_S = 30.0
+"""How long a full reply queue, or one we may not write to, is tried before its requester counts as unreachable."""
+
+
+class ReplyAllowList:
+    """Which queues may be named in `reply_to`: a client must not make the worker write anywhere.
+
+    Args:
+        patterns: regular expressions matched against the whole name.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._allowed = re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")
+
+    def allows(self, reply_to: str) -> bool:
+        """Whether the worker answers there; never a queue of ours."""
+        return not reply_to.startswith("inferq.") and self._allowed.fullmatch(reply_to) is not None
+
+
+class Replies:
+    """Sends results to reply queues, those of one batch to one queue as bundles where the requester asked for it."""
+
+    def __init__(self, publisher: Publisher, metrics: Metrics) -> None:
+        self._publisher = publisher
+        self._metrics = metrics
+
+    async def send(self, answers: Iterable[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
+        """Publish and wait until each reply is confirmed, or its requester is known to be gone.
+
+        Returns:
+            Each request and whether its reply was confirmed. False: the queue is gone, or not reachable for
+            `_REPLY_PATIENCE_S`, or the delivery went stale meanwhile (it comes again and is answered then).
+        """
+        singles: list[tuple[Request, Result]] = []
+        bundles: dict[str, list[tuple[Request, Result]]] = defaultdict(list)
+        for request, result in answers:
+            if request.reply_to is None:
+                continue
+            if request.delivery.headers.get(ACCEPT_BUNDLE_HEADER) == "bundle":
+                bundles[request.reply_to].append((request, result))
+            else:
+                singles.append((request, result))
+        sends = [self._send([pair]) for pair in singles]
+        for group in bundles.values():
+            sends += [self._send(group[at : at + _BUNDLE_RESULTS]) for at in range(0, len(group), _BUNDLE_RESULTS)]
+        return [pair for pairs in await asyncio.gather(*sends) for pair in pairs]
+
+    async def _send(self, pairs: Sequence[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
+        bodies = [encode_result(result) for _, result in pairs]
+        if len(pairs) > 1 and sum(map(len, bodies)) > DEFAULT_LIMITS.body_bytes // 2:
+            middle = len(pairs) // 2
+            return await self._send(pairs[:middle]) + await self._send(pairs[middle:])
+        body = bodies[0] if len(pairs) == 1 else encode_results([result for _, result in pairs])
+        confirmed = await self._deliver(pairs[0][0].delivery, body, [request.delivery for request, _ in pairs])
+        return [(request, confirmed) for request, _ in pairs]
+
+    async def _deliver(self, delivery: Delivery, body: bytes, deliveries: Sequence[Delivery]) -> bool:
+        reply_to = delivery.reply_to or ""
+        delay_s, give_up_s = _RETRY_MIN_S, time.monotonic() + _REPLY_PATIENCE_S
+        while True:
+            try:
+                await self._publisher.publish(
+                    body,
+                    exchange="",
+                    routing_key=reply_to,
+                    properties=properties(correlation_id=delivery.correlation_id, headers=_trace(delivery.headers)),
+                    mandatory=not reply_to.startswith(DIRECT_REPLY),
+                )
+            except Unroutable:
+                self._metrics.reply("returned")
+                return False
+            except PublishUnknown:
+                # Not known to have arrived: again, until the broker has taken the job away from us.
+                if all(one.stale for one in deliveries):
+                    self._metrics.reply("failed")
+                    return False
+            except (Refused, PublishForbidden):
+                if time.monotonic() > give_up_s:
+                    self._metrics.reply("failed")
+                    return False
+            else:
+                self._metrics.reply("confirmed")
+                return True
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _RETRY_MAX_S)
+
+
+class Mover:
+    """Moves jobs between our own queues: publish with confirm first, settle afterwards."""
+
+    def __init__(self, publisher: Publisher, metrics: Metrics) -> None:
+        self._publisher = publisher
+        self._metrics = metrics
+
+    async def park(self, delivery: Delivery, job: Job | None, result: Result) -> None:
+        """Put a job that failed for reasons other than its caller's into parking, with the reason in its headers.
+
+        Raises:
+            PublishFailed: it is not known to be parked; the delivery must not be acknowledged.
+        """
+        error = result.error
+        headers = _kept(delivery.headers) | {
+            "inferq-reason": error.code if error else "internal",
+            "inferq-message": (error.message if error else "")[:500],
+            "inferq-job": result.id,
+            "inferq-parked-unix-ms": int(time.time() * 1000),
+        }
+        await self._publisher.publish(
+            delivery.body if job is None else encode_job(job),
+            exchange=PARKING_EXCHANGE,
+            routing_key=delivery.routing_key,
+            properties=properties(correlation_id=delivery.correlation_id, reply_to=delivery.reply_to, headers=headers),
+        )
+        self._metrics.parked(delivery.routing_key.partition(".")[0], error.code if error else "internal")
+
+    async def pass_on(self, delivery: Delivery, body: bytes, *, exchange: str, expiration_ms: int | None) -> None:
+        """Publish a job to `inferq.fallback` or `inferq.jobs` under its routing key, one attempt further.
+
+        Raises:
+            Unroutable: no queue there takes it (no CPU role for this model).
+            PublishFailed: not known to have arrived.
+        """
+        if exchange not in (FALLBACK_EXCHANGE, JOBS_EXCHANGE):
+            raise ValueError(f"jobs are not passed on to {exchange!r}")
+        attempt = delivery.headers.get(ATTEMPT_HEADER)
+        headers = _kept(delivery.headers) | {ATTEMPT_HEADER: (attempt if isinstance(attempt, int) else 1) + 1}
+        await self._publisher.publish(
+            body,
+            exchange=exchange,
+            routing_key=delivery.routing_key,
+            properties=properties(
+                correlation_id=delivery.correlation_id,
+                reply_to=delivery.reply_to,
+                expiration_ms=expiration_ms,
+                headers=headers,
+            ),
+        )
+
+
+def _trace(headers: Mapping[str, object]) -> dict[str, object]:
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+def _kept(headers: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in headers.items() if not name.lower().startswith("x-")}
+
+
+__all__ = ["DIRECT_REPLY", "Mover", "PublishFailed", "Replies", "ReplyAllowList"]

@@ -1,0 +1,9 @@
+"""Which jobs run together, and when. Pure: no socket, no session, and no clock of its own."""
+
+from inferq_worker.scheduling.batch import Batch, Entry, Policy, Poll
+from inferq_worker.scheduling.batcher import Batcher
+from inferq_worker.scheduling.clock import Clock
+from inferq_worker.scheduling.latency import LatencyTable
+from inferq_worker.scheduling.size_or_timeout import SizeOrTimeout
+
+__all__ = ["Batch", "Batcher", "Clock", "Entry", "LatencyTable", "Policy", "Poll", "SizeOrTimeout"]

@@ -1,0 +1,83 @@
+"""What a scheduling policy sees of a job, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+CloseReason: TypeAlias = Literal["full", "wait", "deadline", "idle", "shape", "drain", "solo"]
+
+
+class Entry(Protocol):
+    """A job as the scheduler sees it; times are monotonic seconds."""
+
+    rows: int
+    payload_bytes: int
+    bucket: Hashable
+    lane_rank: int
+    arrived_s: float
+    deadline_s: float | None
+    alone: bool
+
+    @property
+    def serve_late(self) -> bool:
+        """Run it even when its deadline has passed."""
+
+
+T = TypeVar("T", bound=Entry)
+T_co = TypeVar("T_co", bound=Entry, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[T_co]):
+    """Jobs that run together: one bucket, in the order in which they were chosen.
+
+    Args:
+        items: at least one.
+        reason: why it left now.
+        opened_s: arrival of its oldest job, monotonic seconds.
+    """
+
+    items: tuple[T_co, ...]
+    reason: CloseReason
+    opened_s: float
+
+    @property
+    def rows(self) -> int:
+        """Rows of all its jobs together."""
+        return sum(item.rows for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Poll(Generic[T_co]):
+    """A policy's answer: at most one batch, the jobs whose deadline has passed, and when to ask again.
+
+    Args:
+        wake_s: monotonic seconds at which the answer changes without a new arrival; None = never.
+    """
+
+    batch: Batch[T_co] | None
+    expired: tuple[T_co, ...]
+    wake_s: float | None
+
+
+class Policy(Protocol[T]):
+    """Holds waiting jobs and decides which leave together. Never waits; time is an argument."""
+
+    def add(self, item: T) -> None:
+        """Take a job in."""
+
+    def discard(self, item: T) -> bool:
+        """Forget a waiting job; False if it is not waiting here."""
+
+    def poll(self, now_s: float, *, free: bool) -> Poll[T]:
+        """Decide. `free`: somebody is ready to run a batch now; without it only expiry is reported."""
+
+    def drain(self) -> tuple[T, ...]:
+        """Give up everything that waits."""
+
+    def __len__(self) -> int:
+        """How many jobs wait."""

@@ -1,0 +1,120 @@
+"""All knobs of the worker. Frozen, bounded, units in names; contradictions are start-up errors with the mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from inferq.settings import ClientSettings, Section
+from inferq_worker.runtime import RuntimeSettings
+
+MIB = 2**20
+
+
+class ModelsSettings(Section):
+    """What is served."""
+
+    dir: Path | None = Field(default=None, description="Repository: `<dir>/<name>/<version>/model.onnx`.")
+    files: tuple[str, ...] = Field(default=(), description="Single files: `path.onnx` or `name=path.onnx`.")
+    create_queues: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="Create missing queues through the management API at start; auto = only for models.files.",
+    )
+
+
+class BatchingSettings(Section):
+    """When a batch leaves."""
+
+    max_rows: int = Field(default=32, ge=1, le=65_536, description="Largest batch, in rows.")
+    max_bytes: int = Field(default=64 * MIB, ge=1, description="Largest batch, in bytes of input.")
+    max_wait_s: float = Field(
+        default=0.005, ge=0, le=60, description="Longest wait for company while a device is free, in seconds."
+    )
+
+
+class LanesSettings(Section):
+    """How much work is held in hand."""
+
+    interactive_window: int = Field(
+        default=256, ge=1, le=2000, description="Messages of an interactive lane in hand at a time (prefetch)."
+    )
+    bulk_window: int = Field(default=4, ge=1, le=2000, description="Messages of a bulk lane in hand at the start.")
+    bulk_window_rows: int = Field(
+        default=1024, ge=1, description="Rows that a bulk lane's window aims at once it has seen its messages."
+    )
+    max_held_bytes: int = Field(
+        default=512 * MIB, ge=8 * MIB, description="Message bytes in hand above which bulk lanes pause until half."
+    )
+    dead_window: int = Field(default=64, ge=1, le=2000, description="Dead-lettered messages in hand at a time.")
+
+
+class LimitsSettings(Section):
+    """What one message may be."""
+
+    body_bytes: int = Field(default=8 * MIB, ge=1024, le=16 * MIB, description="Largest message body.")
+    bundle_jobs: int = Field(default=256, ge=1, le=256, description="Most jobs in a bundle.")
+    claim_check_bytes: int = Field(
+        default=256 * 1024, ge=1024, le=8 * MIB, description="Larger outputs travel through Redis as references."
+    )
+    payload_bytes: int = Field(default=64 * MIB, ge=1024, description="Most bytes of a job's inputs that lie in Redis.")
+
+
+class RepliesSettings(Section):
+    """Where answers may go."""
+
+    allow: tuple[str, ...] = Field(
+        default=(r"amq\.rabbitmq\.reply-to\..+", r"amq\.gen-.+", r"reply\..+"),
+        description="Regular expressions of queue names that `reply_to` may carry; never a queue of inferq.",
+    )
+
+
+class AdminSettings(Section):
+    """The worker's HTTP port: /metrics /livez /readyz /startupz /status."""
+
+    host: str = Field(default="127.0.0.1", description="Address it listens on.")
+    port: int = Field(default=9100, ge=0, le=65_535, description="Port; 0 = any free one, which is logged.")
+    stall_s: float = Field(
+        default=90.0, gt=0, description="A run longer than this, or an event loop silent for 10 s, fails /livez."
+    )
+
+
+class LogSettings(Section):
+    """What is logged, to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto = console on a terminal, else JSON lines."
+    )
+
+
+class DrainSettings(Section):
+    """The end of a worker."""
+
+    limit_s: float = Field(
+        default=60.0, gt=0, le=3600, description="Seconds from SIGTERM in which running batches may finish."
+    )
+
+
+class WorkerSettings(ClientSettings):
+    """Everything a worker reads."""
+
+    role: Literal["gpu", "cpu"] = Field(
+        default="gpu", description="gpu: job lanes; cpu: the fallback queues, always on the CPU provider."
+    )
+    models: ModelsSettings = ModelsSettings()
+    batching: BatchingSettings = BatchingSettings()
+    lanes: LanesSettings = LanesSettings()
+    limits: LimitsSettings = LimitsSettings()
+    replies: RepliesSettings = RepliesSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    admin: AdminSettings = AdminSettings()
+    log: LogSettings = LogSettings()
+    drain: DrainSettings = DrainSettings()
+
+    @model_validator(mode="after")
+    def _something_is_served(self) -> Self:
+        if self.models.dir is None and not self.models.files:
+            raise ValueError("no model to serve: give --model FILE.onnx, or models.dir")
+        return self

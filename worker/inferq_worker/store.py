@@ -1,0 +1,231 @@
+"""The worker's Redis: canonical outcomes, running records, heartbeats, claim-checked payloads. One round trip a step.
+
+Every command here is safe to repeat, so a time-out is answered by trying again. Knows nothing of AMQP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from inferq.keys import done_channel, input_key, output_key, result_key
+from inferq.outcome import Outcome, decode_outcome
+from inferq_schemas import ContractError
+from inferq_worker.errors import StoreUnavailable
+from inferq_worker.poison import RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Collection, Mapping, Sequence
+
+    from redis.asyncio import Redis
+    from redis.asyncio.client import Pipeline
+
+    from inferq.settings import RedisSettings
+    from inferq_worker.observe.metrics import Metrics
+
+HEARTBEAT_TTL_S = 10
+HEARTBEAT_EVERY_S = 3.0
+
+
+class Store:
+    """Outcomes and records in Redis.
+
+    Args:
+        redis: client with a bounded, blocking pool and explicit time-outs; `decode_responses` off.
+        settings: prefix and times to live.
+        worker: id of this process, new at every start.
+    """
+
+    def __init__(self, redis: Redis, settings: RedisSettings, worker: str, metrics: Metrics) -> None:
+        self._redis = redis
+        self._metrics = metrics
+        self._prefix = settings.prefix
+        self._ttl_s = settings.result_ttl_s
+        self._replied_ttl_s = settings.replied_ttl_s
+        self._worker = worker
+        self._runs = 0
+        self._up = asyncio.Event()
+        self.last_error = "not asked yet"
+
+    @property
+    def up(self) -> bool:
+        """Whether Redis answered last time."""
+        return self._up.is_set()
+
+    async def wait_up(self) -> None:
+        """Wait until Redis answers again; the heartbeat finds out."""
+        await self._up.wait()
+
+    @property
+    def _running_key(self) -> str:
+        return f"{self._prefix}:running"
+
+    async def claim(self, ids: Sequence[str], *, forget: Sequence[str] = ()) -> tuple[RunRecord, list[Outcome | None]]:
+        """Before a run: look the jobs' outcomes up, and put the jobs into a running record, in one round trip.
+
+        Args:
+            ids: jobs of the batch.
+            forget: of these, the jobs whose stored outcome is deleted first (`force`).
+
+        Returns:
+            The record, to be handed to `keep`, and for each id its outcome or None, in the order of `ids`.
+        """
+        self._runs += 1
+        record = RunRecord(f"{self._worker}/{self._runs}", self._worker, frozenset(ids), int(time.time() * 1000))
+        pipe = self._pipeline()
+        if forget:
+            pipe.delete(*(result_key(self._prefix, job_id) for job_id in forget))
+        pipe.hset(self._running_key, record.key, record.encode())
+        pipe.mget([result_key(self._prefix, job_id) for job_id in ids])
+        *_, raw = await self._execute(pipe)
+        return record, [_outcome(value) for value in raw]
+
+    async def look_up(self, ids: Sequence[str]) -> list[Outcome | None]:
+        """Stored outcomes of `ids`, in order; None where there is none."""
+        raw = await self._call(self._redis.mget([result_key(self._prefix, job_id) for job_id in ids]))
+        return [_outcome(value) for value in raw]
+
+    async def keep(
+        self, outcomes: Sequence[Outcome], *, hint: Collection[str] = (), ended: RunRecord | None = None
+    ) -> list[Outcome]:
+        """After a run: store outcomes, the first write wins, and remove the running record, in one round trip.
+
+        Args:
+            outcomes: one per job.
+            hint: ids of jobs whose sender waits on Redis: their channel is told that there is something to read.
+            ended: the run's record.
+
+        Returns:
+            The canonical outcome of each, in order: the given one, or the one that was there before.
+
+        Raises:
+            StoreUnavailable: not all of them are known to be stored.
+        """
+        pipe = self._pipeline()
+        for outcome in outcomes:
+            pipe.set(result_key(self._prefix, outcome.result.id), outcome.encode(), nx=True, get=True, ex=self._ttl_s)
+        for job_id in hint:
+            pipe.publish(done_channel(self._prefix, job_id), b"")
+        if ended is not None:
+            pipe.hdel(self._running_key, ended.key)
+        replies = await self._execute(pipe)
+        return [_outcome(raw) or mine for mine, raw in zip(outcomes, replies, strict=False)]
+
+    async def end(self, record: RunRecord) -> None:
+        """Remove a running record whose run has no outcome to store."""
+        await self._call(self._redis.hdel(self._running_key, record.key))
+
+    async def shorten(self, ids: Sequence[str]) -> None:
+        """The replies are confirmed: the stored outcomes are now only for duplicates and live shorter."""
+        pipe = self._pipeline()
+        for job_id in ids:
+            pipe.expire(result_key(self._prefix, job_id), self._replied_ttl_s)
+        await self._execute(pipe)
+
+    async def runs(self) -> tuple[list[RunRecord], frozenset[str]]:
+        """Runs that have not ended, and the workers whose heartbeat is current. Sweeps records past their use."""
+        raw = await self._call(self._redis.hgetall(self._running_key))
+        records = [RunRecord.decode(key.decode(), value) for key, value in raw.items()]
+        oldest_ms = int(time.time() * 1000) - self._ttl_s * 1000
+        old = [record.key for record in records if record.started_unix_ms < oldest_ms]
+        if old:
+            await self._call(self._redis.hdel(self._running_key, *old))
+        workers = sorted({record.worker for record in records})
+        beats = await self._call(self._redis.mget([self._beat_key(worker) for worker in workers])) if workers else []
+        alive = frozenset(worker for worker, beat in zip(workers, beats, strict=True) if beat is not None)
+        return [record for record in records if record.started_unix_ms >= oldest_ms], alive
+
+    async def forget_runs(self, job_id: str, records: Sequence[RunRecord]) -> None:
+        """Remove the solo records of a job that was parked, so that an operator's requeue starts afresh."""
+        keys = [record.key for record in records if record.ids == {job_id}]
+        if keys:
+            await self._call(self._redis.hdel(self._running_key, *keys))
+
+    async def beat(self, *, cpu_models: Sequence[str] = ()) -> None:
+        """Say that this worker lives, good for `HEARTBEAT_TTL_S` seconds; also finds out that Redis is back.
+
+        Args:
+            cpu_models: models whose fallback queue this worker serves in the CPU role.
+        """
+        pipe = self._pipeline()
+        pipe.set(self._beat_key(self._worker), b"1", ex=HEARTBEAT_TTL_S)
+        for model in cpu_models:
+            pipe.set(self._cpu_key(model), b"1", ex=HEARTBEAT_TTL_S)
+        try:
+            await self._execute(pipe, probe=True)
+        finally:
+            self._metrics.redis_available(available=self.up)
+
+    async def cpu_served(self, models: Sequence[str]) -> frozenset[str]:
+        """Of `models`, those whose fallback queue a worker in the CPU role serves."""
+        beats = await self._call(self._redis.mget([self._cpu_key(model) for model in models])) if models else []
+        return frozenset(model for model, beat in zip(models, beats, strict=True) if beat is not None)
+
+    async def retire(self) -> None:
+        """A clean end: the heartbeat goes at once."""
+        await self._call(self._redis.delete(self._beat_key(self._worker)))
+
+    async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
+        """Raw bytes behind the claim checks of a job's inputs, in order; None where the key is gone."""
+        raw: list[bytes | None] = await self._call(
+            self._redis.mget([input_key(self._prefix, job_id, name) for name in names])
+        )
+        return raw
+
+    def input_ref(self, job_id: str, name: str) -> str:
+        """The only reference that a job's input may carry."""
+        return input_key(self._prefix, job_id, name)
+
+    async def put_outputs(self, job_id: str, outputs: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Store large outputs beside the outcome; returns name -> reference."""
+        pipe = self._pipeline()
+        refs = {name: output_key(self._prefix, job_id, name) for name in outputs}
+        for name, data in outputs.items():
+            pipe.set(refs[name], data, ex=self._ttl_s)
+        await self._execute(pipe)
+        return refs
+
+    def _beat_key(self, worker: str) -> str:
+        return f"{self._prefix}:worker:{worker}"
+
+    def _cpu_key(self, model: str) -> str:
+        return f"{self._prefix}:cpu:{model}"
+
+    def _pipeline(self) -> Pipeline:
+        return self._redis.pipeline(transaction=False)
+
+    async def _execute(self, pipe: Pipeline, *, probe: bool = False) -> list[Any]:
+        replies: list[Any] = await self._call(pipe.execute(raise_on_error=False), probe=probe)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise StoreUnavailable(f"redis refused: {type(reply).__name__}: {reply}"[:300]) from reply
+        return replies
+
+    async def _call(self, command: Awaitable[Any], *, probe: bool = False) -> Any:
+        """Run a command. While Redis is known to be away only probes are sent: nobody waits out time-outs in turn."""
+        if not (self.up or probe):
+            if inspect.iscoroutine(command):
+                command.close()
+            raise StoreUnavailable(f"redis is away: {self.last_error}")
+        try:
+            answer = await command
+        except (RedisError, OSError, TimeoutError) as error:
+            self.last_error = f"{type(error).__name__}: {error}"[:300]
+            self._up.clear()
+            raise StoreUnavailable(f"redis: {self.last_error}") from error
+        self._up.set()
+        return answer
+
+
+def _outcome(raw: object) -> Outcome | None:
+    """Decode a stored outcome. What cannot be read counts as absent: the job runs and is answered again."""
+    if not isinstance(raw, bytes):
+        return None
+    try:
+        return decode_outcome(raw)
+    except ContractError:
+        return None

@@ -1,0 +1,82 @@
+"""Before the first delivery: are the queues what they should be? The worker declares none of them over AMQP.
+
+For files named on the command line it may ask the management API to create them, as an operator would. Where
+`broker.management_url` is set, the served models are compared with the broker, exactly, and consuming waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from inferq.management import Management, ManagementError
+from inferq.provision import ensure_model, models_of
+from inferq_schemas import ModelTopology, Topology, diff
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inferq_worker.models import ModelFile
+    from inferq_worker.settings import WorkerSettings
+
+_log = logging.getLogger(__name__)
+_AGAIN_S = 2.0
+
+
+class TopologyGate:
+    """Opens when the topology of the served models stands."""
+
+    def __init__(self, settings: WorkerSettings, files: Sequence[ModelFile]) -> None:
+        self._models = [ModelTopology(file.name, file.lanes, file.fallback) for file in files]
+        self._creates = settings.models.create_queues == "always" or (
+            settings.models.create_queues == "auto" and bool(settings.models.files)
+        )
+        self._checks = settings.broker.management_url is not None
+        self._management = Management.of(settings.broker)
+        self._problems: list[str] = []
+
+    def problems(self) -> list[str]:
+        """What is wrong with the topology, for `/readyz`."""
+        return list(self._problems)
+
+    async def open(self, stop: asyncio.Event) -> None:
+        """Create what may be created, then wait until nothing differs, or until `stop`."""
+        if self._creates:
+            await self._create()
+        while self._checks and not stop.is_set():
+            problems = await asyncio.to_thread(self._differences)
+            if problems != self._problems:
+                self._problems = problems
+                for problem in problems:
+                    _log.warning("topology: %s", problem)
+            if not problems:
+                return
+            try:
+                async with asyncio.timeout(_AGAIN_S):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+    async def _create(self) -> None:
+        for model in self._models:
+            try:
+                done = await asyncio.to_thread(ensure_model, self._management, model)
+            except ManagementError as error:
+                _log.warning("cannot create the queues of %s: %s; run `inferq topology add-model`", model.model, error)
+                return
+            for line in done:
+                _log.info("topology: %s", line)
+
+    def _differences(self) -> list[str]:
+        try:
+            actual = self._management.definitions()
+        except ManagementError as error:
+            return [str(error)]
+        wanted = models_of(actual) | {model.model: model for model in self._models}
+        names = tuple(f"inferq.{model.model}." for model in self._models)
+        return [
+            f"{one.kind} {one.name}: {one.problem}"
+            for one in diff(Topology(tuple(wanted.values())), actual)
+            if names or not one.name.startswith("inferq.")
+        ]

@@ -1,0 +1,149 @@
+"""The nouns that flow through the worker, in the order in which they appear: Delivery, Request, WorkItem, Answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    import numpy as np
+
+    from inferq_schemas import Job, Result
+    from inferq_worker.settle import Settler
+
+Feeds: TypeAlias = "Mapping[str, np.ndarray]"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One queue that this worker consumes.
+
+    Args:
+        model: model name.
+        name: lane name; `fallback` for the CPU role's queue, whose messages keep the routing key of their first lane.
+        rank: 0 is served first; a higher rank tops batches up and has a guaranteed share.
+        window: messages that may be unsettled at once, at the start (prefetch).
+        window_rows: rows that the window aims at; the prefetch follows the rows seen in a message.
+    """
+
+    model: str
+    name: str
+    rank: int
+    queue: str
+    window: int
+    window_rows: int
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One AMQP message in hand. Settled once, through the channel that brought it, when its last job has its answer.
+
+    Args:
+        settler: ledger of the channel that brought it.
+        tag: delivery tag on that channel.
+        received_s: monotonic seconds.
+        received_unix_ms: wall clock, for deadlines.
+        deaths: reasons in `x-death`, newest first (`expired`, `delivery_limit`, `rejected`, `maxlen`).
+        open_requests: jobs of this message that are not answered yet.
+        goes_back: give it back to the queue instead of acknowledging it (drain).
+    """
+
+    lane: Lane
+    settler: Settler
+    tag: int
+    body: bytes
+    routing_key: str
+    redelivered: bool
+    content_type: str | None
+    reply_to: str | None
+    correlation_id: str | None
+    headers: Mapping[str, object]
+    received_s: float
+    received_unix_ms: int
+    deaths: tuple[str, ...] = ()
+    open_requests: int = 0
+    goes_back: bool = False
+
+    @property
+    def stale(self) -> bool:
+        """Whether its channel is gone: the broker delivers it again, to us or to another worker."""
+        return self.settler.stale
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One job's claim on a delivery: where its answer goes."""
+
+    delivery: Delivery
+    lane: str
+
+    @property
+    def reply_to(self) -> str | None:
+        """Reply queue, already checked against the allow-list, or None."""
+        return self.delivery.reply_to
+
+
+@dataclass(slots=True, eq=False)
+class WorkItem:
+    """One admitted job.
+
+    Args:
+        requests: who waits for the answer; a redelivery or a duplicate attaches itself here.
+        inputs: name -> array `(rows, ...)`, read-only views of the message body.
+        bucket: jobs of equal bucket can share a batch (same names, types and inner shapes).
+        digest: 16 bytes over the job's content.
+        arrived_s: monotonic seconds.
+        deadline_s: monotonic seconds, None = none.
+        alone: it stood in a run that never ended, so it runs by itself.
+        serve_late: the caller wants the answer even after the deadline.
+    """
+
+    job: Job
+    requests: list[Request]
+    inputs: Feeds
+    rows: int
+    payload_bytes: int
+    bucket: Hashable
+    digest: bytes
+    lane_rank: int
+    arrived_s: float
+    deadline_s: float | None
+    alone: bool = False
+
+    @property
+    def lane(self) -> str:
+        """Lane that its sender chose."""
+        return self.requests[0].lane
+
+    @property
+    def serve_late(self) -> bool:
+        """Whether it is run although its deadline has passed."""
+        return self.job.late == "serve"
+
+    @property
+    def stale(self) -> bool:
+        """Whether every delivery of it is gone."""
+        return all(request.delivery.stale for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A terminal answer on its way to the store, the requesters, and (for what operators should see) to parking.
+
+    Args:
+        requests: who gets it.
+        result: what they get, unless the store already holds another outcome.
+        digest: of the job; None when the job could not be read.
+        keep: whether it becomes the stored outcome.
+        job: for parking; None parks the original body.
+        from_store: it was read back from the store: the job came again.
+    """
+
+    requests: tuple[Request, ...]
+    result: Result
+    digest: bytes | None = None
+    keep: bool = True
+    job: Job | None = None
+    from_store: bool = False
