@@ -15,7 +15,6 @@ from types import FrameType
 from infra.local import lifecycle, processes
 from infra.local.errors import StackError
 from infra.local.lifecycle import Stack
-from infra.local.processes import Identity
 
 _COMMAND_GRACE_S = 90.0  # a worker drains for up to 60 s
 
@@ -60,7 +59,7 @@ def _name(text: str) -> str:
 
 
 def _up(options: argparse.Namespace) -> int:
-    _print_environment(lifecycle.up(options.name or "dev"))
+    _print_environment(lifecycle.up(options.name or "dev", owned=False))
     return 0
 
 
@@ -131,7 +130,7 @@ class _Owned:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         processes.adopt_orphans()
-        return lifecycle.up(self._name, owner=Identity.of(os.getpid()))
+        return lifecycle.up(self._name, owned=True)
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -22,6 +22,8 @@ from infra.local.processes import Identity
 
 RUN_FOLDER = Path(__file__).resolve().parents[2] / ".run"
 DEFINITIONS = rabbitmq.CONFIG_FOLDER / "definitions.json"
+_OWNER = "owner.json"
+_SERVERS = 3  # Redis, epmd, the broker
 _ATTEMPTS = 3  # another process may take a port between our choosing it and the server's binding it
 # The data is thrown away, so there is nothing to save by waiting longer; a full, clean stop of RabbitMQ takes 8 s.
 _STOP_GRACE_S = 1.0
@@ -40,27 +42,35 @@ class Stack:
     environment: Mapping[str, str]
 
 
-def up(name: str, *, owner: Identity | None = None) -> Stack:
+def up(name: str, *, owned: bool) -> Stack:
     """Bring a stack up, or return the one of that name that is up already.
+
+    Args:
+        name: which one.
+        owned: whether it must not outlive this process, by whatever the process ends.
 
     Raises:
         StackError: with what was missing or went wrong; nothing of the attempt is left.
     """
     if given := _given(os.environ):
         return given
+    folder = RUN_FOLDER / name
     with _locked():
         _clear_stale()
-        folder = RUN_FOLDER / name
-        running = find(name)
-        if running is not None and not (running.kind == "binaries" and len(processes.of_folder(folder)) < 3):
+        if running := _running(folder):
             return running
         _remove(folder)
         folder.mkdir()
-        try:
-            return _start(folder, owner)
-        except BaseException:
-            _remove(folder)
-            raise
+        # Until the stack is up it belongs to this process in any case: nobody else may take the folder for a stale one.
+        _this_process().write(folder / _OWNER)
+    try:
+        stack = _start(folder)
+    except BaseException:
+        _remove(folder)
+        raise
+    if not owned:
+        (folder / _OWNER).unlink()
+    return stack
 
 
 def prepare() -> None:
@@ -103,9 +113,27 @@ def _given(environment: Mapping[str, str]) -> Stack | None:
     return Stack("given", {name: environment[name] for name in wanted if environment.get(name)}) if present else None
 
 
-def _start(folder: Path, owner: Identity | None) -> Stack:
-    if owner is not None:
-        owner.write(folder / "owner.json")
+def _running(folder: Path) -> Stack | None:
+    """Return the stack of this folder if it is up.
+
+    Raises:
+        StackError: another process is bringing it up at this moment.
+    """
+    stack, owner = find(folder.name), Identity.read(folder / _OWNER)
+    if stack is None and owner is not None:
+        raise StackError(f"process {owner.pid} is bringing {folder.name} up; wait for it, or choose another --name")
+    whole = stack is not None and (stack.kind == "docker" or len(processes.of_folder(folder)) >= _SERVERS)
+    return stack if whole else None
+
+
+def _this_process() -> Identity:
+    identity = Identity.of(os.getpid())
+    if identity is None:
+        raise StackError("cannot read /proc; the local stack needs Linux")
+    return identity
+
+
+def _start(folder: Path) -> Stack:
     stack = _choose(os.environ.get("INFERQ_STACK", ""))(folder)
     Management(stack.environment["INFERQ_BROKER__MANAGEMENT_URL"]).load(read_definitions(DEFINITIONS))
     (folder / "stack.json").write_text(
@@ -178,7 +206,7 @@ def _remove(folder: Path) -> None:
 
 def _clear_stale() -> None:
     """Clear away stacks whose owner was killed before it could do so."""
-    for record in RUN_FOLDER.glob("*/owner.json"):
+    for record in RUN_FOLDER.glob(f"*/{_OWNER}"):
         owner = Identity.read(record)
         if owner is None or not owner.alive():
             _remove(record.parent)

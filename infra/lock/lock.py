@@ -1,6 +1,6 @@
-"""Writes `requirements.lock`: every package of the project, its development tools and its build, pinned with hashes.
+"""Writes the lock files: every package of the project, its development tools and its build, pinned with hashes.
 
-One file for all supported interpreters: it is resolved once with each of them that is found on PATH, and where the
+One file each for all supported interpreters: it is resolved once with each of them that is found on PATH, and where the
 answers differ the line gets a marker. The machine's own pip settings (mirrors, find-links, constraints) are left out,
 so that the same file comes out everywhere. Needs the network; `make lock` runs it.
 """
@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
-LOCK_FILE = PROJECT_FOLDER / "requirements.lock"
+# The extras of each file. The first one decides on versions; the images get the same ones.
+LOCK_FILES = {
+    "requirements.lock": ("dev",),
+    "infra/docker/requirements.lock": ("worker",),
+    "infra/docker/requirements-cuda.lock": ("worker", "cuda"),
+}
 INTERPRETERS = ("3.11", "3.12", "3.13")
 _CACHE = PROJECT_FOLDER / ".cache" / "lock"
 _HEADER = (
-    "# Everything that `make test` and `make demo` install, for Python 3.11 to 3.13. Written by `make lock`.\n"
-    "# pip install --require-hashes --no-deps -r requirements.lock\n"
+    "# inferq with {extras}, and its build, for Python 3.11 to 3.13. Written by `make lock`.\n"
+    "# pip install --require-hashes --no-deps -r {name}\n"
 )
 # How to reach the registry is the machine's business; which packages it gets there is not.
 _KEPT_SETTINGS = ("PIP_CERT", "PIP_PROXY", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES")
@@ -47,16 +52,20 @@ def main() -> int:
         )
         return 2
     settings = tomllib.loads((PROJECT_FOLDER / "pyproject.toml").read_text())
-    wanted = [*direct_requirements(settings["project"], "dev"), *settings["build-system"]["requires"]]
-    resolved = {version: resolve(path, version, wanted) for version, path in found.items()}
-    LOCK_FILE.write_text(_HEADER + render(resolved))
+    decided: dict[str, list[str]] = {version: [] for version in found}
+    for name, extras in LOCK_FILES.items():
+        wanted = [*direct_requirements(settings["project"], *extras), *settings["build-system"]["requires"]]
+        resolved = {version: resolve(path, version, wanted, decided[version]) for version, path in found.items()}
+        (PROJECT_FOLDER / name).write_text(_HEADER.format(name=name, extras=" and ".join(extras)) + render(resolved))
+        for version, pins in resolved.items():
+            decided[version] = decided[version] or [pin.requirement for pin in pins.values()]
     return 0
 
 
-def direct_requirements(project: Mapping[str, Any], extra: str) -> list[str]:
-    """List the project's requirements with one extra, following extras of its own that the extra names."""
+def direct_requirements(project: Mapping[str, Any], *extras: str) -> list[str]:
+    """List the project's requirements with these extras, following the extras of its own that they name."""
     requirements: list[str] = list(project["dependencies"])
-    waiting = [extra]
+    waiting = list(extras)
     while waiting:
         for line in project["optional-dependencies"][waiting.pop()]:
             own = re.fullmatch(rf"{project['name']}\[([^\]]+)\]", line)
@@ -67,8 +76,8 @@ def direct_requirements(project: Mapping[str, Any], extra: str) -> list[str]:
     return requirements
 
 
-def resolve(python: str, version: str, wanted: Iterable[str]) -> dict[str, Pin]:
-    """Resolve the requirements with one interpreter; returns the pins by package name."""
+def resolve(python: str, version: str, wanted: Iterable[str], decided: Iterable[str]) -> dict[str, Pin]:
+    """Resolve the requirements with one interpreter, keeping to versions already decided; returns the pins by name."""
     folder = _CACHE / version
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith("PIP_") or key in _KEPT_SETTINGS
@@ -77,12 +86,19 @@ def resolve(python: str, version: str, wanted: Iterable[str]) -> dict[str, Pin]:
     if not (folder / "bin" / "pip-compile").exists():
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([str(folder / "bin" / "pip"), "install", "-q", "pip-tools"], check=True, env=environment)
-    source, target = folder / "requirements.in", folder / "requirements.txt"
+    source, target, constraint = (folder / name for name in ("requirements.in", "requirements.txt", "decided.txt"))
     source.write_text("\n".join(wanted) + "\n")
+    constraint.write_text("\n".join(decided) + "\n")
     target.unlink(missing_ok=True)
     options = ["--generate-hashes", "--allow-unsafe", "--strip-extras", "--no-header", "--no-annotate", "--quiet"]
     options += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options"]
-    command = [str(folder / "bin" / "pip-compile"), *options, f"--output-file={target}", str(source)]
+    command = [
+        str(folder / "bin" / "pip-compile"),
+        *options,
+        f"--constraint={constraint}",
+        f"--output-file={target}",
+        str(source),
+    ]
     subprocess.run(command, check=True, env=environment, cwd=folder)
     return dict(read_pins(target.read_text()))
 
