@@ -3,6 +3,7 @@
 A code says what went wrong in terms a caller can act on; what then happens to a delivery is the worker's matter.
 """
 
+from collections.abc import Mapping
 from typing import Final, Literal, cast, get_args
 
 from pydantic import ValidationError
@@ -28,6 +29,15 @@ ERROR_CODES: Final[frozenset[str]] = frozenset(get_args(ErrorCode))
 MAX_MESSAGE_CHARS: Final = 500
 _MAX_PATH_PART_CHARS: Final = 64
 _TOO_LONG: Final = frozenset({"too_long", "string_too_long"})
+_PROBLEMS: Final[Mapping[str, str]] = {
+    "missing": "missing",
+    "extra_forbidden": "unknown key; this version does not have it (workers are upgraded before clients)",
+    "string_pattern_mismatch": "does not match {pattern}",
+    "too_long": "more than {max_length} entries",
+    "too_short": "needs at least {min_length} entry",
+    "model_type": "must be a map",
+    "dict_type": "must be a map",
+}
 _WRONG_KEYS: Final = frozenset({"missing", "extra_forbidden", "invalid_key"})
 
 
@@ -68,17 +78,19 @@ def as_contract_error(error: ValidationError) -> ContractError:
         if detail["loc"] == ("v",) and detail["type"] in {"greater_than_equal", "less_than_equal"}:
             return ContractError("unsupported_version", "v: only contract version 1 is served here; send v = 1")
     first = details[0]
-    message = f"{_path(first) or 'body'}: {_problem(first)}"
-    more = len(details) - 1
-    return ContractError(_code(first), f"{shorten(message, 450)} (and {more} more)" if more else message)
+    message = f"{_path(first) or 'job'}: {_problem(first)}"
+    others = len({_field(detail) for detail in details}) - 1
+    return ContractError(
+        _code(first, error.title), f"{shorten(message, 450)} (and {others} more)" if others else message
+    )
 
 
 def _field(detail: ErrorDetails) -> tuple[int | str, ...]:
-    """The place of a problem, without the union branches that pydantic appends."""
-    place = detail["loc"]
+    """The place of a problem, without the branches that pydantic appends: of a union, or the key of an entry."""
+    place = detail["loc"][:-1] if detail["loc"][-1:] == ("[key]",) else detail["loc"]
     if place[:1] == ("inputs",):
         return place[:4] if place[2:3] == ("shape",) else place[:3]
-    return place[:2]
+    return place[:2] if place[:1] == ("params",) else place
 
 
 def _path(detail: ErrorDetails) -> str:
@@ -92,20 +104,18 @@ def _printable(text: str) -> str:
 
 
 def _problem(detail: ErrorDetails) -> str:
-    match detail["type"]:
-        case "extra_forbidden":
-            return "unknown key; version 1 of the contract does not have it (workers are upgraded before clients)"
-        case "missing":
-            return "missing"
-        case _:
-            return detail["msg"][:1].lower() + detail["msg"][1:]
+    kind = detail["type"]
+    if kind in _PROBLEMS:
+        return _PROBLEMS[kind].format_map(detail.get("ctx", {}))
+    return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}".replace("input should be", "must be")
 
 
-def _code(detail: ErrorDetails) -> ErrorCode:
+def _code(detail: ErrorDetails, model: str) -> ErrorCode:
     kind = detail["type"]
     if kind in ERROR_CODES:
         return cast("ErrorCode", kind)
     if kind in _TOO_LONG:
         return "too_large"
-    inside_tensor = detail["loc"][:1] == ("inputs",) and len(detail["loc"]) > 2
+    place = _field(detail)
+    inside_tensor = model == "Tensor" or (place[:1] == ("inputs",) and len(place) > 2)
     return "invalid_input" if inside_tensor and kind not in _WRONG_KEYS else "malformed"

@@ -4,11 +4,11 @@ from hashlib import blake2b
 from typing import Annotated, Any, Final, Literal, Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
 
 from inferq_schemas.errors import ContractError, as_contract_error, fault
 from inferq_schemas.limits import DEFAULT_LIMITS
-from inferq_schemas.tensor import MAX_INTEGER, Tensor
+from inferq_schemas.tensor import MAX_INTEGER, Tensor, is_unicode
 
 ID_PATTERN: Final = r"^[A-Za-z0-9_.:-]{1,128}$"
 MODEL_PATTERN: Final = r"^[a-z0-9][a-z0-9_-]{0,63}$"
@@ -22,8 +22,22 @@ Scalar = bool | int | float | str
 
 _Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 _UnixMs = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
-# What msgpack can carry.
-_Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+
+
+def _scalar(value: object) -> object:
+    """Check one value of `params`. pydantic's own union would turn an int too long for msgpack into a float."""
+    if isinstance(value, str):
+        if not is_unicode(value):
+            raise fault("malformed", "", "is not valid Unicode: it holds a lone surrogate")
+        if len(value.encode()) > DEFAULT_LIMITS.text_bytes:
+            raise fault("too_large", "", f"a text has at most {DEFAULT_LIMITS.text_bytes} bytes")
+        return value
+    if isinstance(value, bool | float) or (isinstance(value, int) and -(2**63) <= value < 2**64):
+        return value
+    raise fault("malformed", "", "must be a bool, an int of 64 bits, a float or a str")
+
+
+_Scalar = Annotated[Scalar, PlainValidator(_scalar), WithJsonSchema({"type": ["boolean", "number", "string"]})]
 
 
 class Job(BaseModel):
@@ -59,7 +73,7 @@ class Job(BaseModel):
     fallback: Literal["allow", "never"] = "allow"
     late: Literal["drop", "serve"] = "drop"
     force: bool = False
-    params: Annotated[dict[_Name, bool | _Int | float | str], Field(max_length=DEFAULT_LIMITS.params)] = {}
+    params: Annotated[dict[_Name, _Scalar], Field(max_length=DEFAULT_LIMITS.params)] = {}
 
     @classmethod
     def build(cls, **fields: Any) -> Self:
@@ -85,8 +99,6 @@ class Job(BaseModel):
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
         _check_rows(self.inputs)
-        if self.params:
-            _check_texts(self.params)
         return self
 
     @property
@@ -152,10 +164,3 @@ def _check_rows(inputs: dict[str, Tensor]) -> None:
             raise fault("invalid_input", f"inputs.{name}.shape", problem)
     if rows is None:
         raise fault("invalid_input", "inputs", "no input has a batch axis; send shape [1, ...] for a single row")
-
-
-def _check_texts(params: dict[str, Any]) -> None:
-    limit = DEFAULT_LIMITS.text_bytes
-    for name, value in params.items():
-        if isinstance(value, str) and len(value) * 4 > limit and len(value.encode()) > limit:
-            raise fault("too_large", f"params.{name}", f"a text has at most {limit} bytes")

@@ -267,8 +267,7 @@ def tensor_from_wire(wire: object, where: str) -> Tensor:
         return Tensor.model_validate({key: wire[key] for key in ("dtype", "shape", "data", "ref") if key in wire})
     except ValidationError as error:
         problem = as_contract_error(error)
-        code: ErrorCode = "invalid_input" if problem.code == "malformed" else problem.code
-        raise ContractError(code, f"{shorten(where, 80)}.{problem.message}") from None
+        raise ContractError(problem.code, f"{shorten(where, 80)}.{problem.message}") from None
 
 
 def _error(fields: _Fields) -> ErrorInfo:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
 
 from inferq_schemas.errors import ContractError, as_contract_error, fault
 from inferq_schemas.limits import DEFAULT_LIMITS
@@ -56,6 +57,14 @@ def _dtype(name: DTypeName) -> DType:
 
 
 DTYPES: Final[Mapping[str, DType]] = MappingProxyType({name: _dtype(name) for name in get_args(DTypeName)})
+_BYTE_ORDERS: Final[tuple[Literal["<", ">"], ...]] = ("<", ">")
+# Asking a numpy dtype for its name takes longer than all the rest of `from_numpy`.
+_NAMES: Final[Mapping[np.dtype[Any], DTypeName]] = {
+    storage.newbyteorder(order): name
+    for name, storage in ((entry.name, entry.storage) for entry in DTYPES.values())
+    if storage is not None and name != "bfloat16"
+    for order in _BYTE_ORDERS
+}
 
 # 2**53 - 1 is the largest integer that every language's JSON and doubles keep exactly.
 MAX_INTEGER: Final = 2**53 - 1
@@ -74,12 +83,15 @@ def _bytes_or_texts(value: object) -> object:
     for index, text in enumerate(value):
         if type(text) is not str:
             raise fault("invalid_input", str(index), f"must be a str, is {type(text).__name__}")
-        if not text.isascii() and not _is_unicode(text):
+        if not is_unicode(text):
             raise fault("invalid_input", str(index), "is not valid Unicode: it holds a lone surrogate")
     return value
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a str can be written as UTF-8; one with a lone surrogate cannot."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -87,7 +99,18 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-_Data = Annotated[bytes | tuple[str, ...] | None, PlainValidator(_bytes_or_texts)]
+_Data = Annotated[
+    bytes | tuple[str, ...] | None,
+    PlainValidator(_bytes_or_texts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "contentEncoding": "base64", "description": "msgpack bin; base64 only in JSON"},
+                {"type": "array", "items": {"type": "string"}, "description": "for dtype string, C order"},
+            ]
+        }
+    ),
+]
 
 
 class Tensor(BaseModel):
@@ -96,11 +119,23 @@ class Tensor(BaseModel):
     `data` is bytes of exactly `prod(shape) * item_bytes`, or for dtype `string` a flat tuple of `prod(shape)` texts. A
     0 in `shape` is legal. `ref` names a payload kept elsewhere; its size is checked by whoever fetches it.
 
+    Args:
+        dtype: of the elements, by name.
+        shape: lengths of the axes; a job's inputs start with the batch axis.
+        data: the elements, little-endian in C order.
+        ref: key or URL of a payload kept elsewhere.
+
     Raises:
         pydantic.ValidationError: from the constructor; `as_contract_error` turns it into a `ContractError`.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        json_schema_extra={"oneOf": [{"required": ["data"]}, {"required": ["ref"]}]},
+    )
 
     dtype: DTypeName
     shape: Annotated[tuple[_Dim, ...], Field(max_length=DEFAULT_LIMITS.rank)]
@@ -145,11 +180,12 @@ class Tensor(BaseModel):
         return array
 
     @classmethod
-    def from_numpy(cls, array: np.ndarray[Any, Any], *, dtype: str | None = None) -> Self:
+    def from_numpy(cls, array: npt.ArrayLike, *, dtype: str | None = None) -> Self:
         """Take an array's contents; the one copy is made here, whatever its strides and byte order.
 
         Args:
-            array: any shape within the limits; bool, integers, float16 to float64, bfloat16 (ml_dtypes), or texts.
+            array: an array, or what numpy makes one of, of any shape within the limits; bool, integers, float16 to
+                float64, bfloat16 (of ml_dtypes), or texts.
             dtype: the contract dtype, where the array cannot say it: "bfloat16" reads a uint16 array as such. Never
                 converts values.
 
@@ -190,16 +226,19 @@ def _contract_name(array: np.ndarray[Any, Any], wanted: str | None) -> DTypeName
         raise ContractError("invalid_input", f"dtype {wanted!r} is not one of {', '.join(DTYPES)}")
     if wanted == "bfloat16" and array.dtype == np.uint16:
         return "bfloat16"
-    name = "string" if array.dtype.kind in "UT" or _holds_only_texts(array) else array.dtype.name
-    if name not in DTYPES:
+    name = _NAMES.get(array.dtype) or _uncommon_name(array)
+    if name is None:
         raise ContractError("invalid_input", f"an array of {array.dtype} cannot be sent; {_mend(array.dtype.kind)}")
     if wanted not in (None, name):
         raise ContractError("invalid_input", f"the array is {name}, not {wanted}; use .astype({wanted!r}) first")
-    return DTYPES[name].name
+    return name
 
 
-def _holds_only_texts(array: np.ndarray[Any, Any]) -> bool:
-    return array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat)
+def _uncommon_name(array: np.ndarray[Any, Any]) -> DTypeName | None:
+    if array.dtype.kind in "UT" or (array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat)):
+        return "string"
+    # Aliases such as long long, and the bfloat16 that ml_dtypes registers.
+    return DTYPES[array.dtype.name].name if array.dtype.name in DTYPES else None
 
 
 def _mend(kind: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgpack
 
-from inferq_schemas.errors import ContractError, shorten
+from inferq_schemas.errors import ContractError, ErrorCode, shorten
 from inferq_schemas.limits import Limits
 
 # Array of results > result > outputs > tensor > shape, and room for later versions.
@@ -41,7 +41,8 @@ def unpack(body: bytes, limits: Limits) -> Any:
     except ContractError:
         raise
     except ValueError as error:
-        raise ContractError("malformed", f"body: not valid msgpack ({_reason(error)})") from None
+        code: ErrorCode = "too_large" if "exceeds max_" in str(error) else "malformed"
+        raise ContractError(code, f"body: cannot be unpacked ({_reason(error)})") from None
 
 
 def _reason(error: ValueError) -> str:
@@ -62,7 +63,8 @@ def _unpack(body: bytes, limits: Limits, *, max_array_len: int) -> Any:
         max_str_len=limits.body_bytes,
         max_bin_len=limits.body_bytes,
         max_array_len=max_array_len,
-        max_map_len=max(limits.inputs, limits.params, 32),
+        # Twice what the schema takes, so that one job with too many inputs is refused and not the bundle around it.
+        max_map_len=2 * max(limits.inputs, limits.params, 32),
         max_ext_len=0,
     )
 
@@ -77,25 +79,31 @@ def _counting_hooks(
     containers_left = min(limits.containers, 16 + body_bytes // _LEAST_BYTES_PER_CONTAINER)
     items_left = limits.items
 
-    def spend(items: int) -> None:
+    # Both run for every container of every body: the few lines they share are not worth a call.
+    def on_map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal containers_left, items_left
         containers_left -= 1
-        items_left -= items
+        items_left -= len(pairs)
         if containers_left < 0 or items_left < 0:
-            raise ContractError("too_large", "body: too many maps, arrays or entries; split the bundle")
-
-    def on_map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        spend(len(pairs))
+            raise _too_many()
         unpacked = dict(pairs)
         if len(unpacked) != len(pairs):
             raise ContractError("malformed", "body: a map has the same key twice")
         return unpacked
 
     def on_array(items: tuple[Any, ...]) -> tuple[Any, ...]:
-        spend(len(items))
+        nonlocal containers_left, items_left
+        containers_left -= 1
+        items_left -= len(items)
+        if containers_left < 0 or items_left < 0:
+            raise _too_many()
         return items
 
     return on_map, on_array
+
+
+def _too_many() -> ContractError:
+    return ContractError("too_large", "body: too many maps, arrays or entries; split the bundle")
 
 
 def _refuse_ext(code: int, data: bytes) -> Any:
