@@ -99,8 +99,27 @@ class Management:
         return str(self.overview().get("rabbitmq_version", "unknown"))
 
     def definitions(self) -> dict[str, Any]:
-        """Queues, exchanges, bindings and policies of the virtual host, in the form of a definitions file."""
-        return self._get("definitions", self.vhost)
+        """Queues, exchanges, bindings and policies of the virtual host, in the form of a definitions file.
+
+        Put together from the lists, which a user with the tag `management` may read; the broker's own export asks for
+        an administrator. What the broker makes itself (`amq.*`, default bindings) and exclusive queues are left out.
+        """
+        queues = self._list("queues", "name", "durable", "auto_delete", "arguments", "exclusive")
+        exchanges = self._list("exchanges", "name", "type", "durable", "auto_delete", "internal", "arguments")
+        ends = ("source", "destination", "destination_type", "routing_key", "arguments")
+        return {
+            "vhosts": [{"name": self.vhost}],
+            "exchanges": [entry for entry in exchanges if not entry["name"].startswith("amq.") and entry["name"]],
+            "queues": [entry for entry in queues if not entry.pop("exclusive", False)],
+            "bindings": [entry for entry in self._list("bindings", *ends) if entry["source"]],
+            "policies": self._list("policies", "name", "pattern", "apply-to", "priority", "definition"),
+        }
+
+    def _list(self, kind: str, *keys: str) -> list[dict[str, Any]]:
+        entries = self._call("GET", kind, self.vhost, query=f"?columns={','.join(keys)}")
+        if not isinstance(entries, list):
+            raise ManagementError(self._strange())
+        return [{"vhost": self.vhost, **{key: entry[key] for key in keys if key in entry}} for entry in entries]
 
     def put_exchange(self, name: str, body: Mapping[str, Any]) -> None:
         """Create an exchange (`type`, `durable`, ...), or do nothing if it is there with the same properties.
@@ -157,7 +176,7 @@ class Management:
     def _get(self, *path: str) -> dict[str, Any]:
         answer = self._call("GET", *path)
         if not isinstance(answer, dict):
-            raise ManagementError(f"{self.url} does not answer like a RabbitMQ management API: check the address")
+            raise ManagementError(self._strange())
         return answer
 
     def _delete(self, *path: str) -> None:
@@ -166,10 +185,10 @@ class Management:
         except NotFoundError:
             return
 
-    def _call(self, method: str, *path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _call(self, method: str, *path: str, body: Mapping[str, Any] | None = None, query: str = "") -> Any:
         target = "/".join(quote(part, safe="") for part in path)
         request = urllib.request.Request(  # noqa: S310 - settings admit http and https only
-            f"{self.url}/api/{target}",
+            f"{self.url}/api/{target}{query}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json", "Accept": "application/json"},
@@ -187,19 +206,21 @@ class Management:
         try:
             return json.loads(content) if content else None
         except ValueError:
-            raise ManagementError(
-                f"{self.url} does not answer like a RabbitMQ management API: check the address"
-            ) from None
+            raise ManagementError(self._strange()) from None
+
+    def _strange(self) -> str:
+        return f"{self.url} does not answer like a RabbitMQ management API: check the address"
 
     def _refused(self, error: urllib.error.HTTPError, what: str) -> ManagementError:
         reason = _reason(error)
         if error.code == http.HTTPStatus.UNAUTHORIZED:
             return ManagementError(
                 f"the management API at {self.url} does not let the user {self.user!r} do this ({what}): {reason}. "
-                "Check the password, the user's tags (management to read, policymaker for policies, administrator for "
-                f"definitions) and the permissions on vhost {self.vhost!r}"
+                "Check the password, the user's tags (management to read, policymaker for policies) and permissions "
+                f"on vhost {self.vhost!r}"
             )
-        if error.code == http.HTTPStatus.NOT_FOUND:
+        # Brokers say either, by version and by path.
+        if error.code == http.HTTPStatus.NOT_FOUND or reason == "vhost_not_found":
             return NotFoundError(
                 f"the broker at {self.url} has no such object ({what}): {reason}. If the vhost {self.vhost!r} of "
                 "broker.url is missing, create it with `rabbitmqctl add_vhost`"

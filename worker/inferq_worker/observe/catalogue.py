@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from inferq_schemas import ERROR_CODES
+from inferq_schemas import BATCH_REASONS, ERROR_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 OTHER = "other"
 OK = "ok"
 CODES = (OK, *sorted(ERROR_CODES))
-BATCH_REASONS = ("full", "wait", "deadline", "idle", "shape", "drain", "solo")
 DEADLINE_STAGES = ("broker", "admit", "compose", "run")
 """Where a deadline was seen missed: dead-lettered by the broker, at admission, before the run, after the run."""
 DIVERT_REASONS = ("deadline", "breaker", "error")

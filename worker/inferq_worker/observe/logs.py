@@ -108,7 +108,8 @@ def _shared_processors(fields: dict[str, str]) -> list[Processor]:
 def _last_processors(*, json_lines: bool) -> list[Processor]:
     if json_lines:
         return [
-            structlog.processors.dict_tracebacks,
+            # Without local variables: they hold payloads.
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             redact,
             structlog.processors.EventRenamer("message"),
             structlog.processors.JSONRenderer(default=str),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
 
+from inferq_schemas import BATCH_REASONS
 from inferq_worker.observe.catalogue import (
-    BATCH_REASONS,
     CODES,
     DEADLINE_STAGES,
     DIVERT_REASONS,
