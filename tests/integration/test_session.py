@@ -13,12 +13,14 @@ from onnx import TensorProto, helper
 import models
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime import ort
+from inferq_worker.runtime.fake import FakeSession
 from inferq_worker.runtime.interface import (
     Array,
     Feeds,
     ModelRefused,
     RowError,
     RunReport,
+    Session,
     SessionBroken,
 )
 from inferq_worker.runtime.session import OrtSession, open_session
@@ -331,6 +333,37 @@ async def test_closing_waits_for_the_run_in_flight(open_model: Open, tmp_path: P
     held[0].gate.set()
     await closing
     assert_scaled(await running, items)
+
+
+async def test_closing_waits_for_a_run_whose_waiter_was_cancelled(
+    open_model: Open, tmp_path: Path, held: list[Held]
+) -> None:
+    opened = await open_model(models.scale(tmp_path))
+    cancelled = asyncio.create_task(opened.run(x_rows(1)))
+    await asyncio.to_thread(held[0].began.wait, 20)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    closing = asyncio.create_task(opened.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    held[0].gate.set()
+    await closing
+    assert len(held[0].seen) == 1
+
+
+async def test_the_fake_session_keeps_the_same_promises(open_model: Open, tmp_path: Path) -> None:
+    items = x_rows(1, 3, features=4)
+    opened = await open_model(models.scale(tmp_path, features=4))
+    sessions: list[Session] = [opened, FakeSession()]
+    for each in sessions:
+        assert set(await each.warm_up([1, 2])) == {1, 2}
+        report = await each.run(items)
+        assert report.rows == 4
+        assert [answer(report, number).shape for number in range(2)] == [(1, 4), (3, 4)]
+        await each.close()
+        with pytest.raises(SessionBroken):
+            await each.run(items)
 
 
 async def test_a_closed_session_says_so(open_model: Open, tmp_path: Path) -> None:

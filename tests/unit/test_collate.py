@@ -123,7 +123,7 @@ def test_an_array_that_does_not_fit_the_model_is_refused(array: Array, message: 
 
 
 @pytest.mark.parametrize(
-    "array", [np.array([[b"abc"], [b"de"]]), np.array([[b"abc"]], object), np.array([[None]], object)]
+    "array", [np.array([[b"abc"], [b"de"]]), np.array([[b"abc"]], object), np.array([["a"], [None]], object)]
 )
 def test_anything_but_text_is_refused_for_a_string_input(array: Array) -> None:
     refused = check({"x": array}, info(TensorSpec("x", "string", (None, 1))))

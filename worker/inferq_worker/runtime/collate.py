@@ -74,7 +74,7 @@ def _storage_problem(array: Array, spec: TensorSpec) -> str:
         if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(text, str) for text in array.flat)):
             return ""
         return f"is not text (an array of {array.dtype}); the model wants strings"
-    if array.dtype == DTYPES[spec.dtype].storage and array.dtype.isnative:
+    if array.dtype == DTYPES[spec.dtype].storage:  # byte order included
         return ""
     return f"has the dtype {array.dtype.str if not array.dtype.isnative else array.dtype}; the model wants {spec.dtype}"
 
