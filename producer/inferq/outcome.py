@@ -54,7 +54,7 @@ def decode_outcome(raw: bytes) -> Outcome:
             another program or the value was damaged.
     """
     try:
-        record = msgpack.unpackb(raw, raw=False, strict_map_key=True)
+        record = msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise ContractError("malformed", f"stored outcome is not msgpack: {error}") from error
     if not isinstance(record, dict) or not isinstance(record.get(_RESULT_KEY), dict):

@@ -154,7 +154,7 @@ class Worker:
             runtime = runtime.model_copy(
                 update={"provider": "cpu", "provider_options": {}, "gpu_memory_limit_bytes": None}
             )
-        opened = []
+        opened: list[_Opened] = []
         for file in self._files:
             session = await open_session(file, runtime)
             info = session.info
