@@ -153,7 +153,7 @@ def _containers(owned: contextlib.ExitStack) -> Stack:
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - slow, and wanted only with an engine
 
     user, password = "inferq", secrets.token_hex(8)
-    broker = DockerContainer(_image("RABBITMQ", "rabbitmq:4.0-management")).with_exposed_ports(5672, 15672)
+    broker = DockerContainer(_image("RABBITMQ", "rabbitmq:4.1-management")).with_exposed_ports(5672, 15672)
     broker = broker.with_env("RABBITMQ_DEFAULT_USER", user).with_env("RABBITMQ_DEFAULT_PASS", password)
     for name in ("rabbitmq.conf", "enabled_plugins"):
         broker = broker.with_volume_mapping(str(rabbitmq.CONFIG_FOLDER / name), f"/etc/rabbitmq/{name}")

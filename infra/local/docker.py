@@ -3,12 +3,14 @@
 import os
 import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
 from infra.local import processes, rabbitmq
 from infra.local.errors import StackError
 from infra.local.processes import LOOPBACK
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
+_ENV_FILE = PROJECT_FOLDER / "infra" / "docker" / "local.env"
 _ANSWER_LIMIT_S = 10.0
 _UP_LIMIT_S = 300  # the images may have to be pulled
 
@@ -49,10 +51,15 @@ def start(project: str) -> dict[str, str]:
         "redis",
         environment={key: str(port) for key, port in ports.items()},
     )
-    # The compose file's own defaults; compose has no other place to tell them from.
-    user, password = (os.environ.get(name, "inferq") for name in ("INFERQ_STACK_USER", "INFERQ_STACK_PASSWORD"))
+    user, password = credentials(Path(os.environ.get("INFERQ_STACK_ENV_FILE") or _ENV_FILE).read_text())
     found = rabbitmq.addresses(amqp, management, prometheus, credentials=f"{user}:{password}")
     return {**found, "INFERQ_REDIS__URL": f"redis://{LOOPBACK}:{redis}/0"}
+
+
+def credentials(env_file: str) -> tuple[str, str]:
+    """Read the broker's user and password, percent-encoded for a URL, from the text of the compose env file."""
+    values = dict(line.split("=", 1) for line in env_file.splitlines() if "=" in line and not line.startswith("#"))
+    return quote(values["RABBITMQ_DEFAULT_USER"], safe=""), quote(values["RABBITMQ_DEFAULT_PASS"], safe="")
 
 
 def stop(project: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from infra.docker import make_example
 from infra.local import docker, install, lifecycle, processes, rabbitmq, redis
 from infra.local.errors import StackError
 from infra.local.management import differences
@@ -141,6 +142,17 @@ def test_without_an_engine_docker_does_not_answer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", "/nonexistent")
 
     assert not docker.answers()
+
+
+def test_the_credentials_of_the_env_file_fit_into_a_url() -> None:
+    text = "# a=comment\nRABBITMQ_DEFAULT_USER=me\nRABBITMQ_DEFAULT_PASS=p@ss=/\n"
+
+    assert docker.credentials(text) == ("me", "p%40ss%3D%2F")
+    assert docker.credentials((PROJECT_FOLDER / "infra/docker/local.env").read_text()) == ("inferq", "inferq")
+
+
+def test_the_example_model_is_the_one_that_its_script_writes() -> None:
+    assert make_example.MODEL_FILE.read_bytes() == make_example.model_bytes()
 
 
 def test_a_test_run_takes_its_stack_from_the_environment_only_if_it_is_whole() -> None:
