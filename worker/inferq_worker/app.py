@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from inferq_worker.models import ModelFile
-    from inferq_worker.runtime import Session
+    from inferq_worker.runtime import Session, SessionInfo
     from inferq_worker.settings import WorkerSettings
     from inferq_worker.work import WorkItem
 
@@ -149,19 +149,18 @@ class Worker:
         return status
 
     async def _open_sessions(self) -> list[_Opened]:
-        runtime = self._settings.runtime.model_copy(update={"max_rows": self._settings.batching.max_rows})
+        runtime = self._settings.runtime
         if self._settings.role == "cpu":
             runtime = runtime.model_copy(
                 update={"provider": "cpu", "provider_options": {}, "gpu_memory_limit_bytes": None}
             )
         opened: list[_Opened] = []
         for file in self._files:
-            session = await open_session(file, runtime)
+            session = await open_session(file, runtime, max_rows=self._settings.batching.max_rows)
             info = session.info
             if info.warning:
                 _log.warning("model.degraded", model=file.name, requested=info.requested_provider, message=info.warning)
-            largest = info.fixed_rows or info.max_rows
-            seconds = await session.warm_up(_powers_of_two(largest, fixed=info.fixed_rows is not None))
+            seconds = await session.warm_up(_warm_up_rows(info))
             _log.info(
                 "model.ready",
                 model=file.name,
@@ -231,7 +230,7 @@ class Worker:
         info, batching = session.info, self._settings.batching
         latency = LatencyTable(seconds)
         policy: SizeOrTimeout[WorkItem] = SizeOrTimeout(
-            max_rows=info.fixed_rows or info.max_rows,
+            max_rows=info.max_rows if info.batchable else 1,
             max_bytes=batching.max_bytes,
             max_wait_s=batching.max_wait_s,
             predict_s=latency.predict,
@@ -331,7 +330,8 @@ class Worker:
         }
 
 
-def _powers_of_two(largest: int, *, fixed: bool) -> list[int]:
-    if fixed:
-        return [largest]
-    return sorted({largest, *(1 << power for power in range(largest.bit_length()) if 1 << power <= largest)})
+def _warm_up_rows(info: SessionInfo) -> list[int]:
+    """Powers of two up to the largest run, and that one; a fixed batch is the only size there is."""
+    if info.fixed_rows is not None:
+        return [info.fixed_rows]
+    return sorted({info.max_rows, *(1 << power for power in range(info.max_rows.bit_length()))})

@@ -47,10 +47,15 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-async def open_session(model: ModelFile, config: RuntimeSettings) -> "OrtSession":
+async def open_session(model: ModelFile, config: RuntimeSettings, *, max_rows: int = 32) -> "OrtSession":
     """Load a model in a thread. It is not proved or warm yet: call `warm_up` before the first `run`.
 
     Cancelling leaves the load running to its end in its thread; what it loaded is dropped.
+
+    Args:
+        model: the file and what its `model.toml` says.
+        config: provider, device, threads.
+        max_rows: most rows of one native run, unless `model.toml` or a fixed batch says otherwise; >= 1.
 
     Raises:
         ModelRefused: the file cannot be served; the message names the mend.
@@ -58,12 +63,12 @@ async def open_session(model: ModelFile, config: RuntimeSettings) -> "OrtSession
     """
     loader = ThreadPoolExecutor(1, thread_name_prefix=f"load-{model.name}")
     try:
-        return await asyncio.wrap_future(loader.submit(_load, model, config))
+        return await asyncio.wrap_future(loader.submit(_load, model, config, max_rows))
     finally:
         loader.shutdown(wait=False)
 
 
-def _load(model: ModelFile, config: RuntimeSettings) -> "OrtSession":
+def _load(model: ModelFile, config: RuntimeSettings, max_rows: int) -> "OrtSession":
     facts = onnxfile.read_facts(model.path)
     if facts.compiled_nodes and not config.trust_models:
         raise ModelRefused(
@@ -81,7 +86,7 @@ def _load(model: ModelFile, config: RuntimeSettings) -> "OrtSession":
         requested_provider=placement.requested_provider,
         nodes_by_provider=placement.nodes_by_provider,
         sha256=onnxfile.fingerprint(model.path, facts),
-        max_rows=fixed or model.max_rows or config.max_rows,
+        max_rows=fixed or model.max_rows or max_rows,
         batchable=model.batch != "single",
         warning=placement.warning,
     )

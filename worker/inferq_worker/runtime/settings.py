@@ -53,20 +53,21 @@ class RuntimeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    provider: ProviderName = Field("cuda", description="what should run the graph")
+    provider: ProviderName = Field("cuda", description="What should run the graph.")
     provider_policy: Literal["require", "prefer"] = Field(
-        "prefer", description="require: refuse to start without the provider; prefer: run on the CPU, loudly"
+        "prefer", description="require: refuse to start without the provider; prefer: run on the CPU, loudly."
     )
-    device_id: int = Field(0, ge=0, le=63, description="index of the GPU")
-    slots: int = Field(1, ge=1, le=64, description="runs at a time on the CPU; a GPU session has one")
-    intra_op_threads: int = Field(1, ge=1, le=256, description="threads inside one run; keep 1 on a GPU")
-    max_rows: int = Field(32, ge=1, le=65_536, description="most rows of one native run, unless model.toml says other")
+    device_id: int = Field(0, ge=0, le=63, description="Index of the GPU.")
+    slots: int = Field(1, ge=1, le=64, description="Runs at a time on the CPU; a GPU session has one.")
+    intra_op_threads: int = Field(1, ge=1, le=256, description="Threads inside one run; keep 1 on a GPU.")
     gpu_memory_limit_bytes: int | None = Field(
-        None, ge=64 * 2**20, description="limit of the provider's arena; cuDNN, cuBLAS and the context come on top"
+        None, ge=64 * 2**20, description="Limit of the provider's arena; cuDNN, cuBLAS and the context come on top."
     )
-    provider_options: dict[str, OptionValue] = Field(default_factory=dict, description="extra options, allow-listed")
+    provider_options: dict[str, OptionValue] = Field(
+        default_factory=dict, description="Extra provider options, from an allow-list."
+    )
     trust_models: bool = Field(
-        False, description="load graphs with EPContext nodes, which carry native code of no known origin"
+        False, description="Load graphs with EPContext nodes, which carry native code of no known origin."
     )
 
     @model_validator(mode="after")
