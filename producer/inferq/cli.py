@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inferq.commands import CONFIGURATION_HINT, CommandError
 from inferq.configuration import ConfigurationError
@@ -39,6 +39,10 @@ _SUMMARIES: Mapping[str, str] = {
     "topology": "create, check, export and change the queues on the broker",
 }
 """One line for each of our commands: listing them must not import them."""
+_LAZY_ERRORS: Mapping[str, Sequence[str]] = {
+    "inferq.amqp": ("BrokerUnreachable", "PublishFailed"),
+    "inferq.management": ("ManagementError",),
+}
 _EXTRA_MODULES = frozenset({"onnxruntime", "prometheus_client", "structlog", "uvloop"})
 
 EXIT_ERROR = 2
@@ -186,6 +190,6 @@ def _raise_if_extra_is_missing(command: str, error: ModuleNotFoundError) -> None
 
 def _errors_for_people() -> tuple[type[BaseException], ...]:
     """Errors whose message says it all. A module that was never imported has raised nothing, and is not imported."""
-    amqp: Any = sys.modules.get("inferq.amqp")
-    broker = () if amqp is None else (amqp.BrokerUnreachable, amqp.PublishFailed)
-    return (ConfigurationError, CommandError, *broker)
+    lazy = [(module, name) for module, names in _LAZY_ERRORS.items() for name in names]
+    loaded = [getattr(sys.modules[module], name) for module, name in lazy if module in sys.modules]
+    return (ConfigurationError, CommandError, *loaded)

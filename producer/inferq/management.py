@@ -15,8 +15,6 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from inferq.commands import CommandError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 15672
 
 
-class ManagementError(CommandError):
+class ManagementError(Exception):
     """The management API did not do what was asked; the message says why and what to do."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from inferq.commands import CommandError
 from inferq_schemas import FALLBACK_LANE, LANE_PATTERN, MODEL_PATTERN, ModelTopology, Policy, Topology
 
 if TYPE_CHECKING:
@@ -149,13 +148,10 @@ def unbind_model(management: Management, definitions: Mapping[str, Any], model: 
 def delete_model(management: Management, definitions: Mapping[str, Any], model: str) -> list[str]:
     """Delete a model's queues with all that is in them, and its own policy.
 
-    Raises:
-        CommandError: the broker has no such model.
+    Returns:
+        What was done, one line an object.
     """
     queues = queues_of(definitions, model)
-    if not queues:
-        known = ", ".join(models_of(definitions)) or "none"
-        raise CommandError(f"the broker has no queues of a model {model!r}; it has: {known}")
     for queue in queues:
         management.delete_queue(queue)
     done = [f"deleted queue {queue}" for queue in queues]

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from inferq import cli
+from inferq.amqp import BrokerUnreachable, Unroutable
 from inferq.commands import CommandError, add_command
 from inferq.configuration import ConfigurationError
+from inferq.management import ManagementError
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[[argparse.Namespace], int]
@@ -109,7 +111,16 @@ def test_after_two_dashes_everything_belongs_to_the_command(command: Callable[[R
     assert seen[0].set == []
 
 
-@pytest.mark.parametrize("error", [ConfigurationError("knob x is bad"), CommandError("cannot do x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigurationError("knob x is bad"),
+        CommandError("cannot do x"),
+        ManagementError("cannot ask"),
+        BrokerUnreachable("cannot reach"),
+        Unroutable("no queue"),
+    ],
+)
 def test_an_error_for_people_is_one_message_and_status_2(
     error: Exception, command: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,7 +197,7 @@ def test_a_reader_that_leaves_early_causes_no_complaint() -> None:
     code = (
         "import sys; sys.argv = ['inferq', '--help']\n"
         "from inferq.cli import main; import inferq.cli as c\n"
-        "c._run = lambda argv: print('x' * 1_000_000) or 0\n"
+        "c._run = lambda argv: [print('x' * 50) for _ in range(100_000)] and 0\n"
         "sys.exit(main())"
     )
     with subprocess.Popen(

@@ -67,12 +67,12 @@ def test_each_source_overrides_the_weaker_ones(tmp_path: Path, monkeypatch: pyte
 def test_sources_merge_key_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inferq.toml").write_text('[broker]\nheartbeat_s = 1\n[topology.models.a]\nlanes = ["x"]\n')
     monkeypatch.setenv("INFERQ_BROKER__PUBLISH_TIMEOUT_S", "2.5")
-    monkeypatch.setenv("INFERQ_TOPOLOGY__MODELS__B__LANES", "interactive, bulk")
-    settings = load('topology.models={"a": {"fallback": false}, "c": {}}')
+    monkeypatch.setenv("INFERQ_TOPOLOGY__MODELS__B__LANES", "y, z")
+    settings = load('topology.models={"a": {"fallback": false}, "b": {}, "c": {}}')
     assert (settings.broker.heartbeat_s, settings.broker.publish_timeout_s) == (1, 2.5)
     models = {name: (model.lanes, model.fallback) for name, model in settings.topology.models.items()}
     both = ("interactive", "bulk")
-    assert models == {"a": (("x",), False), "b": (both, True), "c": (both, True)}
+    assert models == {"a": (("x",), False), "b": (("y", "z"), True), "c": (both, True)}
 
 
 def test_the_config_file_is_the_option_then_the_environment_then_the_working_directory(

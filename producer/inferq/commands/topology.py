@@ -161,6 +161,9 @@ def _remove_model(args: argparse.Namespace) -> int:
     management = Management.of(settings.broker)
     actual = management.definitions()
     queues = queues_of(actual, args.name)
+    if not queues:
+        known = ", ".join(models_of(actual)) or "none"
+        raise CommandError(f"the broker has no queues of a model {args.name!r}; it has: {known}")
     if not args.force:
         _refuse_if_in_use(settings, queues, args.name)
     bindings = unbind_model(management, actual, args.name)
@@ -172,13 +175,11 @@ def _remove_model(args: argparse.Namespace) -> int:
         for source, queue, key in bindings:
             management.put_binding(source, queue, key)
         raise
-    _report(delete_model(management, actual, args.name), nothing="")
+    print("\n".join(delete_model(management, actual, args.name)))
     return 0
 
 
 def _refuse_if_in_use(settings: ClientSettings, queues: Sequence[str], model: str) -> None:
-    if not queues:
-        return
     counts = asyncio.run(count_queues(settings.broker, queues))
     used = [
         f"{queue} holds {count.ready} messages and has {count.consumers} consumers"

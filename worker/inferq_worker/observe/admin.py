@@ -70,8 +70,8 @@ class AdminServer:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        host: str = "127.0.0.1",
+        port: int = 9100,
         *,
         metrics_registry: CollectorRegistry,
         live: Checks,
