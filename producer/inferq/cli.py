@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -97,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
+        # Here, and not when Python exits: a closed pipe would be complained about there.
         sys.stdout.flush()
     except SystemExit as leaving:
         # argparse leaves this way after --help and after a wrong command line; it has printed its message.
@@ -104,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # `inferq topology export | head`: the reader has what it wanted. Python would complain again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # `inferq topology export | head`: the reader has what it wanted.
         return EXIT_BROKEN_PIPE
     except Exception as error:
         if not isinstance(error, _errors_for_people()):

@@ -8,6 +8,7 @@ import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -193,20 +194,20 @@ def test_python_dash_m_inferq_works_and_prints_the_version() -> None:
     assert done.stdout.startswith("inferq ")
 
 
-def test_a_reader_that_leaves_early_causes_no_complaint() -> None:
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_leaves_early_causes_no_complaint(lines: int) -> None:
+    """One line is still in the buffer when the command ends; many break the pipe while it prints."""
     code = (
-        "import sys; sys.argv = ['inferq', '--help']\n"
-        "from inferq.cli import main; import inferq.cli as c\n"
-        "c._run = lambda argv: [print('x' * 50) for _ in range(100_000)] and 0\n"
-        "sys.exit(main())"
+        "import sys; import inferq.cli as cli\n"
+        f"cli._run = lambda argv: sys.stdin.read() or [print('x' * 50) for _ in range({lines})] and 0\n"
+        "sys.exit(cli.main())"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as program:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as program:
+        assert program.stdin is not None
         assert program.stdout is not None
         assert program.stderr is not None
-        program.stdout.read(1)
         program.stdout.close()
+        program.stdin.close()
         assert program.stderr.read() == ""
         assert program.wait(timeout=10) == 141
 
