@@ -36,6 +36,8 @@ check: venv ## lint, format, types, import rules
 	@$(BIN)/lint-imports
 
 docs: venv ## regenerate the files that are made from code
+	@$(BIN)/python -m inferq_schemas.documents --write
+	@$(BIN)/python infra/docs/configuration.py
 	@$(BIN)/python infra/rabbitmq/generate.py
 	@$(BIN)/python infra/docker/make_example.py
 
