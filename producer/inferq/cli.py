@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -104,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # `inferq topology export | head`: the reader has what it wanted.
+        # `inferq topology export | head`: the reader has what it wanted. What is still buffered goes nowhere, or Python
+        # would complain when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_BROKEN_PIPE
     except Exception as error:
         if not isinstance(error, _errors_for_people()):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -202,7 +203,9 @@ def test_a_reader_that_leaves_early_causes_no_complaint(lines: int) -> None:
         f"cli._run = lambda argv: sys.stdin.read() or [print('x' * 50) for _ in range({lines})] and 0\n"
         "sys.exit(cli.main())"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as program:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = [sys.executable, "-c", code]
+    with subprocess.Popen(line, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=buffered) as program:
         assert program.stdin is not None
         assert program.stdout is not None
         assert program.stderr is not None
