@@ -158,8 +158,10 @@ class Link:
         self.last_error = None
         self.up.set()
         _log.info("broker connection %s is up", self._name)
-        await lost
-        raise ConnectionError("closed by the broker")
+        # Not awaited directly: a cancelled `closing` would look like our own cancellation and end us silently.
+        await asyncio.wait([lost])
+        error = None if lost.cancelled() else lost.exception()
+        raise ConnectionError("closed by the broker") from error
 
     @property
     def _raw(self) -> aiormq.abc.AbstractConnection:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from inferq_worker.models import ModelFile
     from inferq_worker.runtime import Session, SessionInfo
     from inferq_worker.settings import WorkerSettings
-    from inferq_worker.work import WorkItem
+    from inferq_worker.work import Lane, WorkItem
 
 _Opened: TypeAlias = "tuple[ModelFile, Session, Mapping[int, float]]"
 _log = structlog.get_logger(__name__)
@@ -71,14 +72,24 @@ def serve(settings: WorkerSettings) -> int:
     try:
         models = find_models(settings.models.dir, settings.models.files)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(Worker(settings, models, worker).run())
+            status = runner.run(Worker(settings, models, worker).run())
     except (*START_ERRORS, ExceptionGroup) as error:
         refused = _start_error(error)
         if refused is None:
             _log.critical("worker.failed", exc_info=error)
-            return EXIT_FAILED
+            _leave(EXIT_FAILED)
         print(f"inferq worker: {refused}", file=sys.stderr)  # noqa: T201 - for a person
         return EXIT_CONFIGURATION
+    if status != EXIT_OK:
+        _leave(status)
+    return status
+
+
+def _leave(status: int) -> NoReturn:
+    """End at once: a native run that hangs would keep a normal exit waiting for its thread for ever."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _start_error(error: Exception) -> Exception | None:
@@ -143,8 +154,9 @@ class Worker:
                 status = await self._serve(sessions, group)
                 for task in upkeep:
                     task.cancel()
-            for model in self._models.values():
-                await model.session.close()
+            if status == EXIT_OK:
+                for model in self._models.values():
+                    await model.session.close()
         _log.info("worker.stopped", status=status)
         return status
 
@@ -182,7 +194,8 @@ class Worker:
             for _ in range(self._settings.runtime.slots if self._settings.role == "cpu" else 1)
         ]
         await self._gate.open(self._stop)
-        self._broker.consume(self._files, pipeline.take, undertaker.take)
+        lanes = [lane for model in self._models.values() for lane in self._lanes_of(model.file, model.session.info)]
+        self._broker.consume(lanes, pipeline.take, undertaker.take)
         broker = group.create_task(self._broker.run())
         orphans = group.create_task(self._broker.adopt_orphans(self._store))
         await self._stop.wait()
@@ -235,7 +248,7 @@ class Worker:
             max_wait_s=batching.max_wait_s,
             predict_s=latency.predict,
         )
-        lanes = [lane.name for lane in lanes_of(file, self._settings.role, self._settings.lanes)]
+        lanes = [lane.name for lane in self._lanes_of(file, info)]
         self._metrics.model_served(file.name, {*lanes, *file.lanes})
         self._metrics.model_info(file.name, version=file.version, sha256=info.sha256)
         self._metrics.provider(
@@ -245,6 +258,9 @@ class Worker:
             nodes_by_provider=info.nodes_by_provider,
         )
         return ServedModel(file, session, Batcher(policy, clock, pipeline.expired), latency)
+
+    def _lanes_of(self, file: ModelFile, info: SessionInfo) -> list[Lane]:
+        return lanes_of(file, self._settings.role, self._settings.lanes, info.max_rows)
 
     async def _drain(self, pipeline: Pipeline, slots: Sequence[asyncio.Task[None]], tasks: Tasks) -> int:
         """Stop taking, give back what is not in a batch, finish what runs; within `drain.limit_s`."""
@@ -262,6 +278,9 @@ class Worker:
                     await self._store.retire()
         except TimeoutError:
             _log.error("worker.drain_timed_out", limit_s=self._settings.drain.limit_s)
+            tasks.cancel()
+            for slot in slots:
+                slot.cancel()
             return EXIT_FAILED
         return EXIT_OK
 

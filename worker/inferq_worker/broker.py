@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from inferq.amqp import Link, OnUp, Publisher
 from inferq_schemas import DEAD_QUEUE, FALLBACK_LANE, fallback_queue, lane_queue
-from inferq_worker.consume import LaneConsumer
+from inferq_worker.consume import WINDOW_MAX, LaneConsumer
 from inferq_worker.errors import StoreUnavailable
 from inferq_worker.work import Lane
 
@@ -28,31 +28,24 @@ _ORPHANS_EVERY_S = 2.0
 Sink: TypeAlias = "Callable[[Delivery], int]"
 
 
-def lanes_of(model: ModelFile, role: str, settings: LanesSettings) -> list[Lane]:
+def lanes_of(model: ModelFile, role: str, settings: LanesSettings, max_rows: int) -> list[Lane]:
     """The lanes that a worker of this role consumes for a model, the most urgent first.
 
-    The GPU role also knows the model's fallback queue: while no CPU worker lives, its jobs would be answered by nobody.
+    A window holds at least two batches, or a batch would never be full. The GPU role also knows the model's fallback
+    queue: while no CPU worker lives, its jobs would be answered by nobody.
     """
-    fallback = Lane(
-        model.name,
-        FALLBACK_LANE,
-        rank=len(model.lanes) if role == "gpu" else 0,
-        queue=fallback_queue(model.name),
-        window=settings.interactive_window,
-        window_rows=settings.interactive_window,
-    )
+    urgent = max(settings.interactive_window, min(2 * max_rows, WINDOW_MAX))
+    patient = max(settings.bulk_window_rows, 2 * max_rows)
+    rank = len(model.lanes) if role == "gpu" else 0
+    fallback = Lane(model.name, FALLBACK_LANE, rank, fallback_queue(model.name), window=urgent, window_rows=urgent)
     if role == "cpu":
         return [fallback]
-    lanes = [_lane(model.name, name, rank, settings) for rank, name in enumerate(model.lanes)]
+    first, *others = model.lanes
+    lanes = [Lane(model.name, first, 0, lane_queue(model.name, first), window=urgent, window_rows=urgent)]
+    for rank, name in enumerate(others, start=1):
+        queue = lane_queue(model.name, name)
+        lanes.append(Lane(model.name, name, rank, queue, window=settings.bulk_window, window_rows=patient))
     return [*lanes, fallback] if model.fallback else lanes
-
-
-def _lane(model: str, name: str, rank: int, settings: LanesSettings) -> Lane:
-    queue = lane_queue(model, name)
-    if rank == 0:
-        window = settings.interactive_window
-        return Lane(model, name, rank, queue, window, window_rows=window)
-    return Lane(model, name, rank, queue, settings.bulk_window, window_rows=settings.bulk_window_rows)
 
 
 class Broker:
@@ -78,12 +71,11 @@ class Broker:
         self.moves = Publisher(self.publishing, timeout_s=settings.publish_timeout_s)
         self.consumers: list[LaneConsumer] = []
 
-    def consume(self, models: Iterable[ModelFile], jobs: Sink, dead: Sink) -> None:
+    def consume(self, lanes: Iterable[Lane], jobs: Sink, dead: Sink) -> None:
         """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. They start with `run`."""
-        for model in models:
-            for lane in lanes_of(model, self._role, self._lanes):
-                adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
-                self._add(lane, jobs, optional=adopted, paused=adopted)
+        for lane in lanes:
+            adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
+            self._add(lane, jobs, optional=adopted, paused=adopted)
         window = self._lanes.dead_window
         self._add(Lane("", "dead", 0, DEAD_QUEUE, window, window_rows=window), dead)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
-_WINDOW_MIN, _WINDOW_MAX = 4, 2000
+WINDOW_MIN, WINDOW_MAX = 4, 2000
 
 
 class LaneConsumer:
@@ -151,7 +151,7 @@ class LaneConsumer:
     def _saw(self, rows: int) -> None:
         """Let the window follow the size of messages, so that it holds about `window_rows` rows."""
         self._rows_per_message += 0.05 * (max(1, rows) - self._rows_per_message)
-        wanted = max(_WINDOW_MIN, min(_WINDOW_MAX, round(self.lane.window_rows / self._rows_per_message)))
+        wanted = max(WINDOW_MIN, min(WINDOW_MAX, round(self.lane.window_rows / self._rows_per_message)))
         if max(wanted, self._window) >= 2 * min(wanted, self._window):
             self._window = wanted
             task = asyncio.get_running_loop().create_task(self._reopen_window())

@@ -108,7 +108,8 @@ class Pipeline:
         delivery.open_requests = 1
         try:
             lane, jobs = decode(delivery, self._limits)
-        except WorkError as error:
+        except Exception as unreadable:  # noqa: BLE001 - whatever a body does, its sender is answered
+            error = _as_work_error(unreadable)
             self._metrics.job_received(delivery.lane.model, delivery.lane.name)
             self._refuse(Request(delivery, delivery.lane.name), error, "")
             return 0
@@ -118,7 +119,7 @@ class Pipeline:
             return 0
         self._metrics.job_received(delivery.lane.model, lane, jobs=len(jobs))
         delivery.open_requests = len(jobs)
-        return sum(self._take_job(job, Request(delivery, lane)) for job in jobs)
+        return sum(self._take_job_safely(job, Request(delivery, lane)) for job in jobs)
 
     async def serve(self, model: ServedModel) -> None:
         """The main loop of one device slot: the next batch, a last check, the run, and the answers on their way."""
@@ -160,6 +161,13 @@ class Pipeline:
     def longest_run_s(self) -> float:
         """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
         return time.monotonic() - min(self._running.copy().values(), default=time.monotonic())
+
+    def _take_job_safely(self, job: Job | RejectedJob, request: Request) -> int:
+        try:
+            return self._take_job(job, request)
+        except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
+            self._refuse(request, _as_work_error(error), job.id)
+            return 0
 
     def _take_job(self, job: Job | RejectedJob, request: Request) -> int:
         if isinstance(job, RejectedJob):
@@ -319,6 +327,13 @@ class Pipeline:
 
 
 _CONFLICT = "this id already stands for another content; use a new id, or force to run again"
+
+
+def _as_work_error(error: Exception) -> WorkError:
+    if isinstance(error, WorkError):
+        return error
+    _log.error("job.admission_failed", exc_info=error)
+    return WorkError("internal", f"the worker could not take the job in: {type(error).__name__}")
 
 
 def _forces(item: WorkItem) -> bool:

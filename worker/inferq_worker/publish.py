@@ -20,6 +20,7 @@ from inferq_schemas import (
     FALLBACK_EXCHANGE,
     JOBS_EXCHANGE,
     PARKING_EXCHANGE,
+    Result,
     encode_job,
     encode_result,
     encode_results,
@@ -28,12 +29,14 @@ from inferq_schemas import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from inferq_schemas import Job, Result
+    from inferq_schemas import Job
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.work import Delivery, Request
 
 DIRECT_REPLY = "amq.rabbitmq.reply-to."
 _BUNDLE_RESULTS = 64
+_ENVELOPE_BYTES = 64 * 1024
+"""Room for everything in a reply besides the data of its outputs."""
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 5.0
 _REPLY_PATIENCE_S = 30.0
 """How long a full reply queue, or one we may not write to, is tried before its requester counts as unreachable."""
@@ -83,6 +86,7 @@ class Replies:
         return [pair for pairs in await asyncio.gather(*sends) for pair in pairs]
 
     async def _send(self, pairs: Sequence[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
+        pairs = [(request, _sendable(result)) for request, result in pairs]
         bodies = [encode_result(result) for _, result in pairs]
         if len(pairs) > 1 and sum(map(len, bodies)) > DEFAULT_LIMITS.body_bytes // 2:
             middle = len(pairs) // 2
@@ -172,6 +176,15 @@ class Mover:
                 headers=headers,
             ),
         )
+
+
+def _sendable(result: Result) -> Result:
+    """The result, or `too_large` where its outputs do not fit in a message (Redis away, or very many outputs)."""
+    payload_bytes = sum(tensor.payload_bytes for tensor in result.outputs.values())
+    if payload_bytes < DEFAULT_LIMITS.body_bytes - _ENVELOPE_BYTES:
+        return result
+    message = f"outputs of {payload_bytes} bytes do not fit in a reply of {DEFAULT_LIMITS.body_bytes}"
+    return Result.failed(result.id, "too_large", message, served_by=result.served_by)
 
 
 def _trace(headers: Mapping[str, object]) -> dict[str, object]:

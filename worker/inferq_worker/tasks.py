@@ -30,6 +30,11 @@ class Tasks:
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
+    def cancel(self) -> None:
+        """Stop all that goes on; nothing is lost by it that the broker would not deliver again."""
+        for task in self._open:
+            task.cancel()
+
     async def idle(self) -> None:
         """Wait until nothing goes on, including what is started meanwhile."""
         while self._open:

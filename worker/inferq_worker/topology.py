@@ -73,10 +73,11 @@ class TopologyGate:
             actual = self._management.definitions()
         except ManagementError as error:
             return [str(error)]
-        wanted = models_of(actual) | {model.model: model for model in self._models}
-        names = tuple(f"inferq.{model.model}." for model in self._models)
+        mine = {model.model: model for model in self._models}
+        wanted = models_of(actual) | mine
+        others = [f"inferq.{model}." for model in wanted if model not in mine]
         return [
             f"{one.kind} {one.name}: {one.problem}"
             for one in diff(Topology(tuple(wanted.values())), actual)
-            if names or not one.name.startswith("inferq.")
+            if not any(other in one.name for other in others)
         ]
