@@ -10,6 +10,8 @@ import pytest
 from pydantic import Field, SecretStr, ValidationError
 
 from inferq.settings import (
+    CLIENT_SECTIONS,
+    WORKER_SECTIONS,
     BrokerSettings,
     ClientSettings,
     ConfigurationError,
@@ -19,6 +21,7 @@ from inferq.settings import (
     load_settings,
     settings_table,
 )
+from inferq_worker.settings import WorkerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -298,3 +301,11 @@ def test_every_knob_has_a_description_and_a_row_in_the_table() -> None:
     )
     rows = table.splitlines()
     assert all(row.count(" | ") == 3 for row in rows if not row.startswith("|---"))
+
+
+def test_every_section_of_the_worker_is_one_that_the_client_skips_or_reads() -> None:
+    assert WorkerSettings.model_fields.keys() <= WORKER_SECTIONS | CLIENT_SECTIONS
+
+
+def test_every_knob_of_the_worker_has_a_description_too() -> None:
+    assert not [name for name, info in _fields(WorkerSettings) if not info.description]
