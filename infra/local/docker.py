@@ -10,6 +10,7 @@ from infra.local.errors import StackError
 from infra.local.processes import LOOPBACK
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
+_COMPOSE_FILE = PROJECT_FOLDER / "docker-compose.yml"
 _ENV_FILE = PROJECT_FOLDER / "infra" / "docker" / "local.env"
 _ANSWER_LIMIT_S = 10.0
 _UP_LIMIT_S = 300  # the images may have to be pulled
@@ -23,6 +24,13 @@ def answers() -> bool:
         except (OSError, subprocess.SubprocessError):
             return False
     return True
+
+
+def fetch() -> bool:
+    """Pull the two images unless they are here; returns whether both are here now."""
+    listing = ["docker", "compose", "--file", str(_COMPOSE_FILE), "config", "--images", "rabbitmq", "redis"]
+    images = subprocess.run(listing, capture_output=True, text=True, check=False).stdout.split()
+    return bool(images) and all(_is_here(image) or _quietly("docker", "pull", "--quiet", image) for image in images)
 
 
 def start(project: str) -> dict[str, str]:
@@ -71,6 +79,17 @@ def stop(project: str) -> None:
     _compose(project, "down", "--volumes", "--remove-orphans", "--timeout", "2")
 
 
+def _is_here(image: str) -> bool:
+    return _quietly("docker", "image", "inspect", image)
+
+
+def _quietly(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_UP_LIMIT_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
 def _compose(project: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
     command = [
         "docker",
@@ -78,7 +97,7 @@ def _compose(project: str, *arguments: str, environment: dict[str, str] | None =
         "--project-name",
         project,
         "--file",
-        str(PROJECT_FOLDER / "docker-compose.yml"),
+        str(_COMPOSE_FILE),
         *arguments,
     ]
     try:

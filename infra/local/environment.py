@@ -8,6 +8,7 @@ it runs before anything is installed. Writes into the project's folder and nowhe
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -22,8 +23,8 @@ from infra.local.errors import StackError  # noqa: E402 - the same
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 VENV = PROJECT_FOLDER / ".venv"
-_STAMP = VENV / "inferq-made-from"
-_MADE_FROM = ("requirements.lock", "pyproject.toml")
+# Written last, so that an interrupted run is taken up again.
+_STAMP = VENV / "inferq-made-from.json"
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 
 
@@ -40,12 +41,18 @@ def main() -> int:
     return 0
 
 
-def fingerprint() -> str:
-    """Digest of what an environment is made from."""
-    digest = hashlib.sha256(f"{sys.version_info[:2]} {PROJECT_FOLDER}".encode())
-    for name in _MADE_FROM:
-        digest.update((PROJECT_FOLDER / name).read_bytes())
-    return digest.hexdigest()
+def fingerprints() -> dict[str, str]:
+    """What an environment is made from; a part of it is made again only when that part changes."""
+    import tomllib  # noqa: PLC0415 - an older Python lacks it, and has to get as far as the message about that
+
+    project = tomllib.loads((PROJECT_FOLDER / "pyproject.toml").read_text())
+    # Not the tools' settings: a new lint rule is no reason to install anything.
+    installed = json.dumps([project[key] for key in ("project", "build-system")] + [project["tool"]["hatch"]])
+    return {
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "lock": hashlib.sha256((PROJECT_FOLDER / "requirements.lock").read_bytes()).hexdigest(),
+        "project": hashlib.sha256(f"{PROJECT_FOLDER} {installed}".encode()).hexdigest(),
+    }
 
 
 def _make_if_outdated() -> None:
@@ -57,21 +64,44 @@ def _make_if_outdated() -> None:
     lock = os.open(PROJECT_FOLDER, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # `make demo` and `make test` at once
-        if not _STAMP.exists() or _STAMP.read_text() != fingerprint():
-            _make()
+        _make(_stamped(), fingerprints())
     finally:
         os.close(lock)
 
 
-def _make() -> None:
-    print("making the virtual environment; the first time takes a few minutes", file=sys.stderr)
-    _ensure_venv_module()
-    shutil.rmtree(VENV, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    _pip("--require-hashes", "--no-deps", "--requirement", "requirements.lock")
+def _stamped() -> dict[str, str]:
+    try:
+        stamped: dict[str, str] = json.loads(_STAMP.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamped
+
+
+def _make(present: dict[str, str], wanted: dict[str, str]) -> None:
+    if present == wanted:
+        return
+    print("bringing the virtual environment up to date; the first time takes a few minutes", file=sys.stderr)
+    if _version_inside() != wanted["python"]:
+        _ensure_venv_module()
+        shutil.rmtree(VENV, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+        present = {}
+    _STAMP.unlink(missing_ok=True)
+    if present.get("lock") != wanted["lock"]:
+        _pip("--require-hashes", "--no-deps", "--requirement", "requirements.lock")
     # Last: the build needs hatchling from the lock, and takes nothing from the network.
     _pip("--no-deps", "--no-build-isolation", "--editable", ".")
-    _STAMP.write_text(fingerprint())
+    _STAMP.write_text(json.dumps(wanted))
+
+
+def _version_inside() -> str:
+    """The Python version of the environment that is there, "" for none or a broken one."""
+    ask = "import sys, pip; print(f'{sys.version_info[0]}.{sys.version_info[1]}')"
+    try:
+        done = subprocess.run([VENV / "bin" / "python", "-c", ask], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def _pip(*arguments: str) -> None:

@@ -59,6 +59,11 @@ def ensure() -> None:
     code = packages(*absent)
     if missing():
         raise StackError(f"apt-get ended with {code} and {', '.join(missing())} is still missing.\n{advice(missing())}")
+    print(
+        f"{' and '.join(absent)} installed. Their own services are not running, but start with the next boot; "
+        "to keep them off: systemctl disable rabbitmq-server redis-server",
+        file=sys.stderr,
+    )
 
 
 def may_install() -> bool:

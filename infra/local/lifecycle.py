@@ -80,7 +80,7 @@ def prepare() -> None:
         StackError: something is missing; the message says what to do.
     """
     forced = os.environ.get("INFERQ_STACK", "")
-    if _given(os.environ) is None and (forced == "binaries" or not docker.answers()):
+    if _given(os.environ) is None and (forced == "binaries" or not (docker.answers() and docker.fetch())):
         install.ensure()
 
 
@@ -119,7 +119,8 @@ def _running(folder: Path) -> Stack | None:
     Raises:
         StackError: another process is bringing it up at this moment.
     """
-    stack, owner = find(folder.name), Identity.read(folder / _OWNER)
+    owner = Identity.read(folder / _OWNER)  # first: a stack that has come up gets its record before it loses its owner
+    stack = find(folder.name)
     if stack is None and owner is not None:
         raise StackError(f"process {owner.pid} is bringing {folder.name} up; wait for it, or choose another --name")
     whole = stack is not None and (stack.kind == "docker" or len(processes.of_folder(folder)) >= _SERVERS)
@@ -208,7 +209,8 @@ def _clear_stale() -> None:
     """Clear away stacks whose owner was killed before it could do so."""
     for record in RUN_FOLDER.glob(f"*/{_OWNER}"):
         owner = Identity.read(record)
-        if owner is None or not owner.alive():
+        disowned = owner is None and not record.exists()  # by a `make up` that has just finished
+        if not disowned and (owner is None or not owner.alive()):
             _remove(record.parent)
 
 
