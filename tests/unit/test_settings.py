@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from inferq.settings import (
     CLIENT_SECTIONS,
@@ -287,7 +287,7 @@ def _fields(cls: Any) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, info in cls.model_fields.items():
         inner = info.annotation
-        found += _fields(inner) if isinstance(inner, type) and issubclass(inner, Section) else [(name, info)]
+        found += _fields(inner) if isinstance(inner, type) and issubclass(inner, BaseModel) else [(name, info)]
     return found
 
 
