@@ -1,0 +1,216 @@
+"""`inferq submit`: sends the jobs of files and writes their answers. Here is what a person types and reads."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inferq.checkpoint import Checkpoint
+from inferq.client import Client
+from inferq.commands import CommandError, add_command, settings_of
+from inferq.errors import InferqError
+from inferq.progress import Progress, duration
+from inferq.records import InputError, Reading
+from inferq.settings import ClientSettings
+from inferq.submission import STDIN, Sources, Submission, Tally, open_output
+from inferq_schemas import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from inferq.commands import Subparsers
+
+__all__ = ["register"]
+
+_DESCRIPTION = """\
+Sends the jobs of files to a model and writes the answers.
+
+A file is an .npz archive, whose rows (axis 0) are the jobs, or JSON lines, one job a line:
+
+  {"x": [[5.1, 3.5, 1.4, 0.2]]}
+  {"inputs": {"x": [[5.1, 3.5, 1.4, 0.2]]}, "id": "flower-1", "params": {"top_k": 3}, "deadline_s": 60}
+  {"x": {"dtype": "uint8", "shape": [1, 4], "data_base64": "AQIDBA=="}}
+
+The first axis is the batch: a job is one row or several. JSON floats become float32, integers int64. Files are read as
+answers come, so their size does not matter. Answers are JSON lines in order of completion ("index" is the number of the
+record), or an .npz in the order of the jobs.
+
+Exit status: 0 all answered, 1 some failed, 2 nothing could be done."""
+_EXAMPLES = """\
+inferq submit --model iris flowers.jsonl > answers.jsonl
+inferq submit --model resnet50 images.npz --rows-per-job 8 --output logits.npz
+inferq submit --model bert texts.jsonl --output answers.jsonl --checkpoint answers.ckpt   # again: goes on
+echo '{"x": [[5.1, 3.5, 1.4, 0.2]]}' | inferq submit --model iris --lane interactive -"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add `inferq submit`."""
+    parser = add_command(
+        subparsers,
+        "submit",
+        summary="send jobs and wait for their answers",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".npz or JSON lines; - is standard input")
+    parser.add_argument("--model", required=True, help="name of the model")
+    _input_options(parser.add_argument_group("input"))
+    _output_options(parser.add_argument_group("output"))
+    _job_options(parser.add_argument_group("jobs"))
+    parser.set_defaults(func=_run)
+
+
+def _input_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        type=_name_and_dtype,
+        metavar="NAME=DTYPE",
+        help="dtype of an input; may be given again",
+    )
+    group.add_argument(
+        "--rows-per-job", type=_at_least_one, default=1, metavar="N", help="rows of one job of an .npz (default: 1)"
+    )
+    group.add_argument(
+        "--add-batch-axis",
+        action="store_true",
+        help="each JSON line is one row without batch axis: [1, 2] for [[1, 2]]",
+    )
+
+
+def _output_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where answers go: NAME.npz, or JSON lines (default: standard output)",
+    )
+    group.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="remember what is answered; the same command again goes on from there",
+    )
+    group.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _job_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--lane", default="bulk", help="which of the model's queues (default: bulk)")
+    group.add_argument(
+        "--deadline", type=_above_zero, metavar="S", help="seconds each job may take (default: none in the bulk lane)"
+    )
+    group.add_argument("--bundle", type=_at_least_one, metavar="N", help="jobs a message (default: client.bundle_jobs)")
+    group.add_argument("--window", type=_at_least_one, metavar="N", help="jobs under way (default: client.window_jobs)")
+    group.add_argument("--model-version", metavar="VERSION", help="pin a version of the model")
+    group.add_argument("--fallback", choices=["allow", "never"], default="allow", help="may the CPU answer?")
+    group.add_argument("--late", choices=["drop", "serve"], default="drop", help="a job whose deadline cannot be met")
+    group.add_argument("--force", action="store_true", help="run jobs again whose id has an outcome")
+
+
+def _name_and_dtype(text: str) -> tuple[str, str]:
+    name, _, dtype = text.rpartition("=")
+    if not name or dtype not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=DTYPE with a dtype of {', '.join(DTYPES)}")
+    return name, dtype
+
+
+def _at_least_one(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+
+
+def _above_zero(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) < float("inf"):
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+
+
+def _run(args: argparse.Namespace) -> int:
+    settings = settings_of(args, ClientSettings)
+    with _errors_for_people():
+        _check(args)
+        sources = Sources(args.files, Reading(dict(args.dtype), args.add_batch_axis), args.rows_per_job)
+        drawn = not args.quiet and sys.stderr.isatty()
+        progress = Progress(sys.stderr if drawn else None, share=sources.share)
+        tally = Tally()
+        with contextlib.ExitStack() as files:
+            checkpoint = None if args.checkpoint is None else _checkpoint(args, sources, files)
+            output = files.enter_context(open_output(args.output, checkpoint))
+            submission = files.enter_context(Submission(sources, output, progress, checkpoint))
+            tally = submission.tally
+            files.callback(lambda: print(_summary(tally, progress, args), file=sys.stderr))
+            files.callback(progress.close)
+            asyncio.run(_submit(args, settings, submission))
+    return 1 if tally.failed else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.files.count(STDIN) > 1:
+        raise CommandError("standard input (-) can be read once only")
+    if args.checkpoint is None:
+        return
+    if STDIN in args.files:
+        raise CommandError("--checkpoint cannot go on in standard input; write it to a file first")
+    if args.output is None or args.output.suffix == ".npz":
+        raise CommandError("--checkpoint needs --output with a file of JSON lines, to which a later run adds")
+
+
+def _checkpoint(args: argparse.Namespace, sources: Sources, files: contextlib.ExitStack) -> Checkpoint:
+    job = {
+        "files": sources.identity(),
+        "model": args.model,
+        "model version": args.model_version,
+        "rows per job": args.rows_per_job,
+        "output": str(args.output),
+    }
+    return files.enter_context(Checkpoint(args.checkpoint, job))
+
+
+async def _submit(args: argparse.Namespace, settings: ClientSettings, submission: Submission) -> None:
+    options: dict[str, Any] = {
+        "lane": args.lane,
+        "deadline_s": args.deadline if args.deadline is not None or args.lane != "interactive" else "default",
+        "bundle_jobs": args.bundle,
+        "window_jobs": args.window,
+        "version": args.model_version,
+        "fallback": args.fallback,
+        "late": args.late,
+        "force": args.force,
+    }
+    async with Client(settings) as client:
+        answers = client.infer_many(args.model, submission.items(), **options)
+        async with contextlib.aclosing(answers):
+            await submission.take(answers)
+
+
+@contextlib.contextmanager
+def _errors_for_people() -> Iterator[None]:
+    try:
+        yield
+    except (InputError, InferqError) as error:
+        raise CommandError(str(error)) from error
+
+
+def _summary(tally: Tally, progress: Progress, args: argparse.Namespace) -> str:
+    total = tally.ok + tally.failed
+    parts = [f"{tally.ok:,} ok"]
+    if tally.failed:
+        codes = ", ".join(f"{code} {count:,}" for code, count in tally.codes.most_common())
+        parts.append(f"{tally.failed:,} failed ({codes})")
+    parts += [f"{count:,} {word}" for count, word in ((tally.late, "late"), (tally.fallback, "by fallback")) if count]
+    if tally.skipped:
+        parts.append(f"{tally.skipped:,} answered before")
+    text = f"{total:,} jobs in {duration(progress.elapsed_s)} ({progress.jobs_per_s:,.0f}/s): {', '.join(parts)}"
+    if tally.unanswered and args.checkpoint is not None:
+        text += (
+            f"\n{tally.unanswered:,} have no answer: the same command again, with its --checkpoint, tries them again"
+        )
+    return text
