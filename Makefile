@@ -41,7 +41,7 @@ docs: venv ## regenerate the files that are made from code
 	@$(BIN)/python infra/rabbitmq/generate.py
 	@$(BIN)/python infra/docker/make_example.py
 
-lock: ## resolve the lock files again (needs python3.11, 3.12 and 3.13 and the network)
+lock: ## resolve the lock files again (needs the network)
 	@$(PYTHON) infra/lock/lock.py
 
 clean: down ## remove caches and build output; the virtual environment stays
