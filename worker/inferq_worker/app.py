@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import structlog
@@ -46,7 +47,7 @@ from inferq_worker.topology import TopologyGate
 from inferq_worker.undertaker import Undertaker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from inferq_worker.models import ModelFile
     from inferq_worker.runtime import Session, SessionInfo
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 _Opened: TypeAlias = "tuple[ModelFile, Session, Mapping[int, float]]"
 _log = structlog.get_logger(__name__)
 _LOOP_SILENT_S = 10.0
+_OBSERVE_EVERY_S = 1.0
 START_ERRORS = (RepositoryError, ModelRefused, RuntimeUnavailable, AdminError)
 EXIT_OK, EXIT_FAILED, EXIT_CONFIGURATION = 0, 1, 2
 
@@ -128,6 +130,7 @@ class Worker:
         self._beat = LoopBeat(self._metrics.loop_lag)
         self._stop = asyncio.Event()
         self._models: dict[str, ServedModel] = {}
+        self._warm_up_s: dict[str, float] = {}
         self._pipeline: Pipeline | None = None
         self._draining = False
 
@@ -172,7 +175,9 @@ class Worker:
             info = session.info
             if info.warning:
                 _log.warning("model.degraded", model=file.name, requested=info.requested_provider, message=info.warning)
+            started_s = time.monotonic()
             seconds = await session.warm_up(_warm_up_rows(info))
+            self._warm_up_s[file.name] = time.monotonic() - started_s
             _log.info(
                 "model.ready",
                 model=file.name,
@@ -197,9 +202,13 @@ class Worker:
         lanes = [lane for model in self._models.values() for lane in self._lanes_of(model.file, model.session.info)]
         self._broker.consume(lanes, pipeline.take, undertaker.take)
         broker = group.create_task(self._broker.run())
-        orphans = group.create_task(self._broker.adopt_orphans(self._store))
+        upkeep = [
+            group.create_task(self._broker.adopt_orphans(self._store)),
+            group.create_task(_every(_OBSERVE_EVERY_S, pipeline.observe)),
+        ]
         await self._stop.wait()
-        orphans.cancel()
+        for task in upkeep:
+            task.cancel()
         status = await self._drain(pipeline, slots, tasks)
         broker.cancel()
         return status
@@ -250,6 +259,7 @@ class Worker:
         )
         lanes = [lane.name for lane in self._lanes_of(file, info)]
         self._metrics.model_served(file.name, {*lanes, *file.lanes})
+        self._metrics.warmed_up(file.name, self._warm_up_s[file.name])
         self._metrics.model_info(file.name, version=file.version, sha256=info.sha256)
         self._metrics.provider(
             file.name,
@@ -347,6 +357,12 @@ class Worker:
             "lanes": self._broker.status(),
             "settings": effective(self._settings),
         }
+
+
+async def _every(interval_s: float, action: Callable[[], None]) -> NoReturn:
+    while True:
+        await asyncio.sleep(interval_s)
+        action()
 
 
 def _warm_up_rows(info: SessionInfo) -> list[int]:

@@ -93,6 +93,7 @@ class Pipeline:
         self._held: dict[str, WorkItem] = {}
         self._outbox: list[Answer] = []
         self._running: dict[Batch[WorkItem], float] = {}
+        self._lanes_seen: set[tuple[str, str]] = set()
         self._draining = False
 
     def take(self, delivery: Delivery) -> int:
@@ -158,6 +159,19 @@ class Pipeline:
         """Jobs in hand: waiting or running."""
         return len(self._held)
 
+    def observe(self) -> None:
+        """Record what is held of each lane now, and for how long."""
+        now_s = time.monotonic()
+        held: dict[tuple[str, str], list[WorkItem]] = {lane: [] for lane in self._lanes_seen}
+        for item in self._held.values():
+            held.setdefault((item.job.model, item.lane), []).append(item)
+        for (model, lane), items in held.items():
+            self._lanes_seen.add((model, lane))
+            rows, payload_bytes = sum(item.rows for item in items), sum(item.payload_bytes for item in items)
+            self._metrics.held(model, lane, jobs=len(items), rows=rows, payload_bytes=payload_bytes)
+            oldest_s = min((item.arrived_s for item in items), default=now_s)
+            self._metrics.oldest_job_age(model, lane, now_s - oldest_s)
+
     def longest_run_s(self) -> float:
         """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
         return time.monotonic() - min(self._running.copy().values(), default=time.monotonic())
@@ -221,6 +235,8 @@ class Pipeline:
             raise WorkError(
                 "unknown_model", f"model {job.model} {job.version or ''}: this queue's workers serve {served}"
             )
+        if job.sent_unix_ms is not None:
+            self._metrics.clock_skew(max(0, job.sent_unix_ms - request.delivery.received_unix_ms) / 1000)
         return admit(
             job,
             request,

@@ -81,12 +81,12 @@ class Store:
             pipe.delete(*(result_key(self._prefix, job_id) for job_id in forget))
         pipe.hset(self._running_key, record.key, record.encode())
         pipe.mget([result_key(self._prefix, job_id) for job_id in ids])
-        *_, raw = await self._execute(pipe)
+        *_, raw = await self._execute(pipe, "lookup")
         return record, [_outcome(value) for value in raw]
 
     async def look_up(self, ids: Sequence[str]) -> list[Outcome | None]:
         """Stored outcomes of `ids`, in order; None where there is none."""
-        raw = await self._call(self._redis.mget([result_key(self._prefix, job_id) for job_id in ids]))
+        raw = await self._call("lookup", self._redis.mget([result_key(self._prefix, job_id) for job_id in ids]))
         return [_outcome(value) for value in raw]
 
     async def keep(
@@ -112,30 +112,34 @@ class Store:
             pipe.publish(done_channel(self._prefix, job_id), b"")
         if ended is not None:
             pipe.hdel(self._running_key, ended.key)
-        replies = await self._execute(pipe)
+        replies = await self._execute(pipe, "store")
         return [_outcome(raw) or mine for mine, raw in zip(outcomes, replies, strict=False)]
 
     async def end(self, record: RunRecord) -> None:
         """Remove a running record whose run has no outcome to store."""
-        await self._call(self._redis.hdel(self._running_key, record.key))
+        await self._call("running", self._redis.hdel(self._running_key, record.key))
 
     async def shorten(self, ids: Sequence[str]) -> None:
         """The replies are confirmed: the stored outcomes are now only for duplicates and live shorter."""
         pipe = self._pipeline()
         for job_id in ids:
             pipe.expire(result_key(self._prefix, job_id), self._replied_ttl_s)
-        await self._execute(pipe)
+        await self._execute(pipe, "store")
 
     async def runs(self) -> tuple[list[RunRecord], frozenset[str]]:
         """Runs that have not ended, and the workers whose heartbeat is current. Sweeps records past their use."""
-        raw = await self._call(self._redis.hgetall(self._running_key))
+        raw = await self._call("running", self._redis.hgetall(self._running_key))
         records = [RunRecord.decode(key.decode(), value) for key, value in raw.items()]
         oldest_ms = int(time.time() * 1000) - self._ttl_s * 1000
         old = [record.key for record in records if record.started_unix_ms < oldest_ms]
         if old:
-            await self._call(self._redis.hdel(self._running_key, *old))
+            await self._call("running", self._redis.hdel(self._running_key, *old))
         workers = sorted({record.worker for record in records})
-        beats = await self._call(self._redis.mget([self._beat_key(worker) for worker in workers])) if workers else []
+        beats = (
+            await self._call("running", self._redis.mget([self._beat_key(worker) for worker in workers]))
+            if workers
+            else []
+        )
         alive = frozenset(worker for worker, beat in zip(workers, beats, strict=True) if beat is not None)
         return [record for record in records if record.started_unix_ms >= oldest_ms], alive
 
@@ -143,7 +147,7 @@ class Store:
         """Remove the solo records of a job that was parked, so that an operator's requeue starts afresh."""
         keys = [record.key for record in records if record.ids == {job_id}]
         if keys:
-            await self._call(self._redis.hdel(self._running_key, *keys))
+            await self._call("running", self._redis.hdel(self._running_key, *keys))
 
     async def beat(self, *, cpu_models: Sequence[str] = ()) -> None:
         """Say that this worker lives, good for `HEARTBEAT_TTL_S` seconds; also finds out that Redis is back.
@@ -156,23 +160,25 @@ class Store:
         for model in cpu_models:
             pipe.set(self._cpu_key(model), b"1", ex=HEARTBEAT_TTL_S)
         try:
-            await self._execute(pipe, probe=True)
+            await self._execute(pipe, "running", probe=True)
         finally:
             self._metrics.redis_available(available=self.up)
 
     async def cpu_served(self, models: Sequence[str]) -> frozenset[str]:
         """Of `models`, those whose fallback queue a worker in the CPU role serves."""
-        beats = await self._call(self._redis.mget([self._cpu_key(model) for model in models])) if models else []
+        beats = (
+            await self._call("running", self._redis.mget([self._cpu_key(model) for model in models])) if models else []
+        )
         return frozenset(model for model, beat in zip(models, beats, strict=True) if beat is not None)
 
     async def retire(self) -> None:
         """A clean end: the heartbeat goes at once."""
-        await self._call(self._redis.delete(self._beat_key(self._worker)))
+        await self._call("running", self._redis.delete(self._beat_key(self._worker)))
 
     async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
         """Raw bytes behind the claim checks of a job's inputs, in order; None where the key is gone."""
         raw: list[bytes | None] = await self._call(
-            self._redis.mget([input_key(self._prefix, job_id, name) for name in names])
+            "input", self._redis.mget([input_key(self._prefix, job_id, name) for name in names])
         )
         return raw
 
@@ -186,7 +192,7 @@ class Store:
         refs = {name: output_key(self._prefix, job_id, name) for name in outputs}
         for name, data in outputs.items():
             pipe.set(refs[name], data, ex=self._ttl_s)
-        await self._execute(pipe)
+        await self._execute(pipe, "output")
         return refs
 
     def _beat_key(self, worker: str) -> str:
@@ -198,14 +204,15 @@ class Store:
     def _pipeline(self) -> Pipeline:
         return self._redis.pipeline(transaction=False)
 
-    async def _execute(self, pipe: Pipeline, *, probe: bool = False) -> list[Any]:
-        replies: list[Any] = await self._call(pipe.execute(raise_on_error=False), probe=probe)
+    async def _execute(self, pipe: Pipeline, operation: str, *, probe: bool = False) -> list[Any]:
+        replies: list[Any] = await self._call(operation, pipe.execute(raise_on_error=False), probe=probe)
         for reply in replies:
             if isinstance(reply, Exception):
+                self._metrics.store_error(operation)
                 raise StoreUnavailable(f"redis refused: {type(reply).__name__}: {reply}"[:300]) from reply
         return replies
 
-    async def _call(self, command: Awaitable[Any], *, probe: bool = False) -> Any:
+    async def _call(self, operation: str, command: Awaitable[Any], *, probe: bool = False) -> Any:
         """Run a command. While Redis is known to be away only probes are sent: nobody waits out time-outs in turn."""
         if not (self.up or probe):
             if inspect.iscoroutine(command):
@@ -216,6 +223,7 @@ class Store:
         except (RedisError, OSError, TimeoutError) as error:
             self.last_error = f"{type(error).__name__}: {error}"[:300]
             self._up.clear()
+            self._metrics.store_error(operation)
             raise StoreUnavailable(f"redis: {self.last_error}") from error
         self._up.set()
         return answer

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from inferq.settings import Section
 
 ProviderName = Literal["cuda", "tensorrt", "cpu"]
 OptionValue = str | int | float | bool
@@ -48,10 +50,8 @@ ALLOWED_PROVIDER_OPTIONS: Mapping[ProviderName, frozenset[str]] = MappingProxyTy
 )
 
 
-class RuntimeSettings(BaseModel):
+class RuntimeSettings(Section):
     """Knobs of the runtime. Contradictions are errors here, not surprises at the first run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     provider: ProviderName = Field("cuda", description="What should run the graph.")
     provider_policy: Literal["require", "prefer"] = Field(
