@@ -110,13 +110,21 @@ def _refuse_ext(code: int, data: bytes) -> Any:
     raise ContractError("malformed", f"body: extension type {code} of {len(data)} bytes; the contract has none")
 
 
+_NUMBER_BYTES: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+
+
+def _whole_length(head: int) -> int:
+    if head < 0x80 or head >= 0xE0 or head in {0xC0, 0xC2, 0xC3}:
+        return 1
+    return 1 + (head & 0x1F) if 0xA0 <= head < 0xC0 else 1 + _NUMBER_BYTES.get(head, -1)
+
+
+# First byte -> bytes of the whole value, where the first byte alone tells; otherwise 0.
+_WHOLE_LENGTHS: Final = bytes(map(_whole_length, range(256)))
 # First byte -> width of the big-endian length that follows.
 _SIZED: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-# First byte -> bytes of the value that follows.
-_NUMBERS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-# First byte -> width of the count, and values per entry.
+# First byte -> width of the count that follows, and values per entry.
 _COUNTED: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-_PLAIN: Final = frozenset({0xC0, 0xC2, 0xC3, *range(0x80), *range(0xE0, 0x100)})
 
 
 def survey(body: bytes, limits: Limits) -> None:
@@ -126,14 +134,17 @@ def survey(body: bytes, limits: Limits) -> None:
         ContractError: `malformed` with the offset of the byte where it breaks; `too_large` as soon as arrays and maps
             claim more entries than `limits.items`, so that the walk is short however long the body is.
     """
-    at = 0
+    at, end = 0, len(body)
     entries_left = limits.items
     awaited = [1]  # values still to come, per level of nesting
-    while awaited:
+    while awaited and at < end:
         if awaited[-1] == 0:
             awaited.pop()
             continue
         awaited[-1] -= 1
+        if length := _WHOLE_LENGTHS[body[at]]:
+            at += length
+            continue
         at, values = _step(body, at)
         if values:
             entries_left -= values
@@ -142,35 +153,23 @@ def survey(body: bytes, limits: Limits) -> None:
                 raise ContractError("too_large", f"body: more than {limits.items} entries in arrays and maps")
             if len(awaited) > MAX_DEPTH + 1:
                 raise ContractError("malformed", f"body: nested deeper than {MAX_DEPTH} at byte {at}")
-    if at != len(body):
-        raise ContractError("malformed", f"body: {len(body) - at} bytes follow the end of the message at byte {at}")
+    if at > end or any(awaited):
+        raise ContractError("malformed", f"body: ends in the middle of a value, at byte {end}")
+    if at < end:
+        raise ContractError("malformed", f"body: {end - at} bytes follow the end of the message at byte {at}")
 
 
 def _step(body: bytes, at: int) -> tuple[int, int]:
-    """Read one head at an offset; returns the offset behind it and its payload, and how many values it contains."""
-    if at >= len(body):
-        raise ContractError("malformed", f"body: ends in the middle of a value, at byte {len(body)}")
+    """Read the head at an offset; returns the offset behind it and its payload, and how many values it contains."""
     head = body[at]
-    at += 1
-    values = 0
-    if head in _PLAIN:
-        pass
-    elif head < 0xA0:
-        values = (head & 0x0F) * (2 if head < 0x90 else 1)
-    elif head < 0xC0:
-        at += head & 0x1F
-    elif head in _SIZED:
+    behind = at + 1
+    if 0x80 <= head < 0xA0:
+        return behind, (head & 0x0F) * (2 if head < 0x90 else 1)
+    if head in _SIZED:
         width = _SIZED[head]
-        at += width + int.from_bytes(body[at : at + width])
-    elif head in _NUMBERS:
-        at += _NUMBERS[head]
-    elif head in _COUNTED:
+        return behind + width + int.from_bytes(body[behind : behind + width]), 0
+    if head in _COUNTED:
         width, per_entry = _COUNTED[head]
-        values = per_entry * int.from_bytes(body[at : at + width])
-        at += width
-    else:
-        kind = "reserved" if head == 0xC1 else "an extension type, which the contract does not have"
-        raise ContractError("malformed", f"body: the value at byte {at - 1} is {kind}")
-    if at > len(body):
-        raise ContractError("malformed", f"body: ends in the middle of a value, at byte {len(body)}")
-    return at, values
+        return behind + width, per_entry * int.from_bytes(body[behind : behind + width])
+    kind = "reserved" if head == 0xC1 else "an extension type, which the contract does not have"
+    raise ContractError("malformed", f"body: the value at byte {at} is {kind}")

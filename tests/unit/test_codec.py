@@ -156,6 +156,35 @@ def test_what_a_receiver_would_refuse_is_not_encoded() -> None:
         assert caught.value.code == "too_large"
 
 
+def test_what_is_hopelessly_large_is_refused_without_being_copied() -> None:
+    big = Tensor(dtype="uint8", shape=(1, 2**25), data=bytes(2**25))
+    job = Job(id="a", model="m", inputs={"x": big})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ContractError, match="too_large: body: 33554432 bytes"):
+            encode_job(job)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"\xc7\x00\x05", "extension type 5 of 0 bytes"),
+        (b"\xd4\x05\x00", "the value at byte 0 is an extension type"),
+        (b"\x91" * 9 + b"\xdc\x01\x01" + b"\xc0" * 257, "nested deeper than 8 at byte 9"),
+        (b"\xc1", "the value at byte 0 is reserved"),
+        (b"", "ends in the middle of a value, at byte 0"),
+    ],
+)
+def test_the_place_of_the_damage_is_named(raw: bytes, message: str) -> None:
+    for decode in DECODERS:
+        with pytest.raises(ContractError, match=f"malformed: body: .*{message}"):
+            decode(raw)
+
+
 def test_a_bundle_to_be_encoded_has_jobs_of_one_model() -> None:
     for jobs in ([], [MINIMAL, MINIMAL.model_copy(update={"model": "n"})]):
         with pytest.raises(ContractError, match="malformed"):
