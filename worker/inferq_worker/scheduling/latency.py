@@ -23,7 +23,9 @@ class LatencyTable:
         self._sizes = sorted(self._seconds)
 
     def observe(self, rows: int, run_s: float) -> None:
-        """Learn from one run of `rows` rows that took `run_s` seconds."""
+        """Learn from one run of `rows` rows that took `run_s` seconds; a run that refused every job teaches nothing."""
+        if rows < 1:
+            return
         known = self._seconds.get(rows)
         if known is None:
             self._sizes.insert(bisect_left(self._sizes, rows), rows)

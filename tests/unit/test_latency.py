@@ -1,0 +1,56 @@
+"""What the latency table predicts from what it has seen."""
+
+import pytest
+
+from inferq_worker.scheduling.latency import LatencyTable
+
+
+def test_nothing_is_predicted_before_anything_is_known() -> None:
+    assert LatencyTable().predict(1) is None
+
+
+def test_a_known_size_is_predicted_as_seen() -> None:
+    assert LatencyTable({1: 0.002, 8: 0.01}).predict(8) == 0.01
+
+
+def test_between_known_sizes_lies_a_straight_line() -> None:
+    assert LatencyTable({2: 0.002, 4: 0.004, 8: 0.02}).predict(6) == pytest.approx(0.012)
+
+
+def test_below_the_smallest_size_the_smallest_counts() -> None:
+    assert LatencyTable({8: 0.01}).predict(1) == 0.01
+
+
+def test_above_the_largest_size_time_grows_with_rows() -> None:
+    assert LatencyTable({1: 0.001, 8: 0.01}).predict(16) == pytest.approx(0.02)
+
+
+def test_runs_move_the_average_of_their_size_only() -> None:
+    table = LatencyTable({1: 0.001, 8: 0.01})
+    table.observe(8, 0.02)
+    assert table.predict(8) == pytest.approx(0.012)
+    assert table.predict(1) == 0.001
+
+
+def test_a_change_of_speed_is_learned_within_a_few_runs() -> None:
+    table = LatencyTable({8: 0.01})
+    for _ in range(12):
+        table.observe(8, 0.1)
+    assert table.predict(8) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_size_never_seen_before_is_taken_in() -> None:
+    table = LatencyTable()
+    for rows, run_s in ((8, 0.01), (2, 0.004), (4, 0.006)):
+        table.observe(rows, run_s)
+    assert table.snapshot() == {2: 0.004, 4: 0.006, 8: 0.01}
+    assert table.predict(3) == pytest.approx(0.005)
+
+
+def test_a_run_in_which_no_row_was_computed_teaches_nothing() -> None:
+    table = LatencyTable()
+    table.observe(0, 0.0)
+    assert table.predict(1) is None
+    table = LatencyTable({8: 0.01})
+    table.observe(0, 0.0)
+    assert table.predict(1) == 0.01
