@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Entry)
 _NEVER_S = float("inf")
+_SLACK = 64
 _BULK_TURN = 10
 """Every tenth batch is led by the lane of the highest rank: its guaranteed share of 10 %."""
 
@@ -27,7 +28,11 @@ class _Bucket(Generic[T]):
         self.rows = 0
 
     def add(self, item: T) -> None:
-        self._lanes.setdefault(item.lane_rank, deque()).append(item)
+        lane = self._lanes.setdefault(item.lane_rank, deque())
+        if len(lane) > 2 * len(self._waiting) + _SLACK:
+            # Jobs that expire behind one that waits on would keep their message bodies for as long as it waits.
+            lane = self._lanes[item.lane_rank] = deque(one for one in lane if one in self._waiting)
+        lane.append(item)
         self.rows += item.rows
         if item.deadline_s is not None:
             self.deadlines.push(item.deadline_s, item)
