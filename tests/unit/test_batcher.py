@@ -1,0 +1,255 @@
+"""The waiting around a policy, on a clock that the test moves: who is woken, when, and what a cancellation loses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes import FakeClock
+
+from inferq_worker.scheduling import Batch, Batcher, SizeOrTimeout
+from inferq_worker.scheduling.clock import LoopClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Hashable
+
+MAX_ROWS, MAX_WAIT_S = 4, 0.010
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The least that the scheduler wants to know."""
+
+    name: str
+    arrived_s: float
+    rows: int = 1
+    payload_bytes: int = 1
+    bucket: Hashable = "b"
+    lane_rank: int = 0
+    deadline_s: float | None = None
+    alone: bool = False
+    serve_late: bool = False
+
+
+class Desk:
+    """A batcher, its clock, and what it reported."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.expired: list[tuple[str, float]] = []
+        policy: SizeOrTimeout[Job] = SizeOrTimeout(
+            max_rows=MAX_ROWS, max_bytes=1_000, max_wait_s=MAX_WAIT_S, predict_s=lambda _rows: None
+        )
+        policy.add(warmth := Job("", self.clock.now()))
+        policy.discard(warmth)
+        self.batcher: Batcher[Job] = Batcher(policy, self.clock, self.note)
+
+    def note(self, job: Job) -> None:
+        self.expired.append((job.name, self.clock.now()))
+
+    def put(self, *names: str, left_s: float | None = None, alone: bool = False) -> None:
+        now_s = self.clock.now()
+        for name in names:
+            deadline_s = None if left_s is None else now_s + left_s
+            self.batcher.add(Job(name, now_s, deadline_s=deadline_s, alone=alone))
+
+    def ask(self) -> asyncio.Task[Batch[Job] | None]:
+        return asyncio.get_running_loop().create_task(self.batcher.next_batch())
+
+
+async def turn() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def names(batch: Awaitable[Batch[Job] | None]) -> str | None:
+    got = await batch
+    return None if got is None else " ".join(job.name for job in got.items)
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    return Desk()
+
+
+async def test_an_arrival_wakes_who_waits(desk: Desk) -> None:
+    asked = desk.ask()
+    await turn()
+    desk.put("a", "b", "c", "d")
+    assert await names(asked) == "a b c d"
+
+
+async def test_the_window_ends_on_the_timer_and_not_before(desk: Desk) -> None:
+    asked = desk.ask()
+    await turn()
+    desk.put("a")
+    await turn()
+    desk.clock.advance(MAX_WAIT_S * 0.99)
+    await turn()
+    assert not asked.done()
+    desk.clock.advance(MAX_WAIT_S * 0.02)
+    assert await names(asked) == "a"
+
+
+async def test_a_window_that_ended_while_nobody_asked_costs_no_further_wait(desk: Desk) -> None:
+    desk.put("a")
+    desk.clock.advance(1.0)
+    assert await names(desk.batcher.next_batch()) == "a"
+
+
+async def test_expiry_is_exact_while_every_device_is_busy(desk: Desk) -> None:
+    start_s = desk.clock.now()
+    desk.put("second", left_s=0.7)
+    desk.put("first", left_s=0.3)
+    desk.put("never")
+    desk.clock.advance(5.0)
+    assert desk.expired == [("first", start_s + 0.3), ("second", start_s + 0.7)]
+    assert len(desk.batcher) == 1
+
+
+async def test_expiry_is_exact_while_a_device_waits_for_company(desk: Desk) -> None:
+    asked = desk.ask()
+    await turn()
+    start_s = desk.clock.now()
+    desk.put("a", left_s=0.001)
+    desk.clock.advance(0.001)
+    await turn()
+    assert desk.expired == [("a", start_s + 0.001)]
+    assert not asked.done()
+    desk.put("b")
+    await turn()
+    desk.clock.advance(MAX_WAIT_S)
+    assert await names(asked) == "b"
+
+
+async def test_each_of_several_devices_gets_a_batch_of_its_own(desk: Desk) -> None:
+    asked = [desk.ask() for _ in range(3)]
+    await turn()
+    desk.put(*"abcdefghij")
+    await turn()
+    assert [await names(one) for one in asked[:2]] == ["a b c d", "e f g h"]
+    assert not asked[2].done()
+    desk.clock.advance(MAX_WAIT_S)
+    assert await names(asked[2]) == "i j"
+
+
+async def test_a_suspect_and_the_others_go_to_different_devices(desk: Desk) -> None:
+    asked = [desk.ask(), desk.ask()]
+    await turn()
+    desk.put("suspect", alone=True)
+    desk.put(*"abcd")
+    assert {await names(one) for one in asked} == {"suspect", "a b c d"}
+
+
+async def test_a_cancelled_wait_loses_nothing(desk: Desk) -> None:
+    asked = desk.ask()
+    await turn()
+    desk.put(*"abcd")
+    asked.cancel()
+    await turn()
+    assert asked.cancelled()
+    assert len(desk.batcher) == 4
+    assert await names(desk.batcher.next_batch()) == "a b c d"
+
+
+async def test_a_cancelled_wait_leaves_the_others_awake(desk: Desk) -> None:
+    gone, stays = desk.ask(), desk.ask()
+    await turn()
+    desk.put(*"abcd")
+    gone.cancel()
+    assert await names(stays) == "a b c d"
+
+
+async def test_close_wakes_everybody_and_returns_what_has_not_left(desk: Desk) -> None:
+    desk.put("a")
+    asked = [desk.ask(), desk.ask()]
+    await turn()
+    assert [job.name for job in desk.batcher.close()] == ["a"]
+    assert [await names(one) for one in asked] == [None, None]
+    assert await names(desk.batcher.next_batch()) is None
+    assert desk.clock.pending == []
+
+
+async def test_a_closed_batcher_reports_no_expiry(desk: Desk) -> None:
+    desk.put("a", left_s=0.1)
+    desk.batcher.close()
+    desk.clock.advance(1.0)
+    assert desk.expired == []
+
+
+async def test_a_discarded_job_neither_leaves_nor_expires(desk: Desk) -> None:
+    job = Job("a", desk.clock.now(), deadline_s=desk.clock.now() + 0.1)
+    desk.batcher.add(job)
+    assert desk.batcher.discard(job)
+    desk.clock.advance(1.0)
+    assert desk.expired == []
+    assert len(desk.batcher) == 0
+
+
+async def test_at_most_one_timer_waits(desk: Desk) -> None:
+    for left_s in (0.9, 0.5, 0.7, 0.1):
+        desk.put("a", left_s=left_s)
+    assert len(desk.clock.pending) == 1
+    assert desk.clock.pending[0].when_s == pytest.approx(desk.clock.now() + 0.1)
+
+
+STEPS = st.lists(
+    st.tuples(st.just("add"), st.none() | st.integers(1, 30), st.booleans())
+    | st.tuples(st.sampled_from(["ask", "cancel", "turn"]))
+    | st.tuples(st.just("pass"), st.integers(0, 12)),
+    max_size=60,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(STEPS, st.booleans())
+def test_every_job_leaves_exactly_once_whoever_asks_waits_or_is_cancelled(
+    steps: list[tuple[object, ...]], finish: bool
+) -> None:
+    async def play() -> tuple[list[str], list[str]]:
+        desk = Desk()
+        asked: list[asyncio.Task[Batch[Job] | None]] = []
+        added: list[str] = []
+        for kind, *values in steps:
+            if kind == "add":
+                left_ms, alone = values
+                added.append(str(len(added)))
+                left_s = left_ms / 1000 if isinstance(left_ms, int) else None
+                desk.put(added[-1], left_s=left_s, alone=alone is True)
+            elif kind == "ask":
+                asked.append(desk.ask())
+            elif kind == "cancel" and asked:
+                asked[len(added) % len(asked)].cancel()
+            elif kind == "pass":
+                assert isinstance(values[0], int)
+                desk.clock.advance(values[0] / 1000)
+            await turn()
+        if finish:
+            # Enough devices and enough time: nothing may be left waiting.
+            asked += [desk.ask() for _ in added]
+            for _ in range(len(added) + 1):
+                await turn()
+                desk.clock.advance(MAX_WAIT_S)
+            await turn()
+            assert len(desk.batcher) == 0
+        left = [job.name for job in desk.batcher.close()]
+        batches = [batch for batch in await asyncio.gather(*asked, return_exceptions=True) if isinstance(batch, Batch)]
+        return added, left + [name for name, _ in desk.expired] + [job.name for one in batches for job in one.items]
+
+    added, ended = asyncio.run(play())
+    assert Counter(ended) == Counter(added)
+
+
+async def test_the_loop_clock_is_the_time_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    clock, rang = LoopClock(loop), asyncio.Event()
+    assert clock.now() == pytest.approx(loop.time(), abs=1.0)
+    clock.call_at(clock.now() + 3600, rang.set).cancel()
+    clock.call_at(clock.now() - 1, rang.set)
+    await rang.wait()
