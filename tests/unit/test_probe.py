@@ -30,6 +30,15 @@ def test_small_differences_between_batch_sizes_pass() -> None:
     prove(probe(lambda x: x * (1 + 1e-5 * len(x))))
 
 
+def test_what_another_kernel_does_to_a_single_row_passes() -> None:
+    prove(probe(lambda x: x * np.float32(1 if len(x) > 1 else 1.02)))
+
+
+def test_a_difference_that_small_counts_where_the_batch_is_as_large() -> None:
+    with pytest.raises(RowsMixed, match="depends on the other rows"):
+        prove(probe(lambda x: x + 0.02 * x.mean(axis=0)))
+
+
 def test_nan_answers_in_the_same_places_pass() -> None:
     prove(probe(lambda x: np.where(x > 0, x, np.float32(np.nan))))
 
@@ -39,7 +48,7 @@ def test_nan_answers_in_the_same_places_pass() -> None:
     [
         (lambda x: x - x.mean(axis=0), "depends on the other rows"),
         (lambda x: np.cumsum(x, axis=0), "depend on the order"),
-        (lambda x: x * len(x), "depends on the other rows"),
+        (lambda x: x * len(x), "depends on how many rows"),
         (lambda x: x[np.argsort(x[:, 0])], "depends on the other rows"),
         (lambda x: x / x.max(), "depends on the other rows"),
     ],

@@ -1,7 +1,8 @@
 """Proves by running that the rows of a batch do not depend on each other.
 
 A dynamic first axis is no proof: it may be time, or the graph may average over it. So made-up rows are run together,
-in another order and alone, and must give the same answers. Pure: the run is a parameter, the numbers are seeded.
+in another order, among copies of themselves and alone, and must give the same answers. Pure: the run is a parameter,
+the numbers are seeded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +21,13 @@ Run = Callable[[Feeds], Feeds]
 PROBE_ROWS = 4
 # What to try for dynamic inner axes: small, the strides of convolutional nets, common image sizes.
 _SIZES = (8, 16, 32, 1, 2, 64, 224)
-# Largest difference, relative to the largest answer, that counts as agreement. Another batch size may pick another
-# kernel: 2e-5 was seen on a CPU, and TF32 on a GPU keeps ten bits of mantissa.
+# Largest difference, relative to the largest answer, that counts as agreement in batches of one size; TF32 on a GPU
+# keeps ten bits of mantissa.
 _TOLERANCE = {"float64": 1e-6, "float32": 2e-3, "float16": 2e-2, "bfloat16": 5e-2}
+# Times the tolerance, up to a most, for a batch of another size, which may pick another kernel. A normalisation over
+# nearly equal values, as made-up rows are, amplifies what that changes: 1e-2 was seen with float32 on a CPU.
+_OTHER_SIZE_SLACK = 25
+_OTHER_SIZE_MOST = 0.1
 
 
 class Unprobeable(Exception):  # noqa: N818 - says what happened
@@ -79,7 +84,7 @@ class Probe:
         raise Unprobeable(f"none of the made-up inputs suits it ({complaint})")
 
     def prove(self, sample: Feeds) -> None:
-        """Compare rows together, again, reversed and alone.
+        """Compare rows together, again, reversed, among copies of themselves and alone.
 
         Raises:
             RowsMixed: an answer depends on the other rows, on their order, or on chance.
@@ -96,9 +101,13 @@ class Probe:
         turned = {name: array[order] for name, array in together.items()}
         self._compare(turned, self.run(take(sample, order, self.inputs)), "the answers depend on the order of the rows")
         for row in order:
-            alone = self.run(take(sample, [row], self.inputs))
             part = {name: array[row : row + 1] for name, array in together.items()}
-            self._compare(part, alone, "a row's answer depends on the other rows of its batch")
+            if row < PROBE_ROWS:
+                copies = self.run(take(sample, [row] * rows, self.inputs))
+                first = {name: array[:1] for name, array in copies.items()}
+                self._compare(part, first, "a row's answer depends on the other rows of its batch")
+            alone = self.run(take(sample, [row], self.inputs))
+            self._compare(part, alone, "a row's answer depends on how many rows its batch has", slack=_OTHER_SIZE_SLACK)
 
     def _accepts(self, feeds: Feeds) -> bool:
         try:
@@ -113,10 +122,11 @@ class Probe:
             rng = np.random.default_rng(0)
             yield {spec.name: _make_up(spec, rows, size, fill, rng) for spec in self.inputs}
 
-    def _compare(self, expected: Feeds, actual: Feeds, reason: str) -> None:
+    def _compare(self, expected: Feeds, actual: Feeds, reason: str, *, slack: int = 1) -> None:
         for spec in self.outputs:
             difference = _difference(expected[spec.name], actual[spec.name], spec.dtype)
-            if difference > _TOLERANCE.get(spec.dtype, 0.0):
+            tolerance = _TOLERANCE.get(spec.dtype, 0.0)
+            if difference > max(tolerance, min(slack * tolerance, _OTHER_SIZE_MOST)):
                 raise RowsMixed(f"{reason} (output {spec.name!r} differs by {difference:.2g} of its largest value)")
 
 
