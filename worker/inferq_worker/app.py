@@ -174,7 +174,7 @@ class Worker:
             session = await open_session(file, runtime, max_rows=self._settings.batching.max_rows)
             info = session.info
             if info.warning:
-                _log.warning("model.degraded", model=file.name, requested=info.requested_provider, message=info.warning)
+                _log.warning("model.degraded", model=file.name, requested=info.requested_provider, reason=info.warning)
             started_s = time.monotonic()
             seconds = await session.warm_up(_warm_up_rows(info))
             self._warm_up_s[file.name] = time.monotonic() - started_s
