@@ -96,9 +96,10 @@ class Lookup:
             # A last look decides: the hint may have been lost, and the beat may have missed the end.
             result = result or await self._read_one(job_id)
         if result is None:
+            waited = f" within {timeout_s:g} s" if timeout_s else ""
             raise AnswerTimeout(
-                f"no outcome of job {job_id} within {timeout_s:g} s: it is under way, was never sent, or its outcome "
-                "has expired; look again later with `inferq result`",
+                f"no outcome of job {job_id}{waited}: it is under way, was never sent, or its outcome has expired; "
+                f"wait for it with `inferq result {job_id} --wait 30`",
             )
         return await to_answer(result, self.store, job_id=job_id)
 

@@ -129,6 +129,8 @@ class JobStream:
         self._max_jobs = jobs_per_bundle(common.lane, options.bundle_jobs)
         self._window = Window(options.window_jobs, options.window_bytes)
         self._bundler: Bundler[_Entry] = Bundler(self._max_jobs)
+        self._first_sent = False
+        self._proven = asyncio.Event()
         # At most as many as the window has places, and the end.
         self._finished: asyncio.Queue[_Finished | _End] = asyncio.Queue()
 
@@ -264,6 +266,10 @@ class JobStream:
         await self._courier.give_up(waits, limit_s)
 
     async def _send(self, jobs: Sequence[Job], correlation_id: str) -> None:
+        # The first message goes alone, so that a wrong model is noticed before the window is full of messages.
+        if self._first_sent:
+            await self._proven.wait()
+        self._first_sent = True
         try:
             await self._courier.send(
                 jobs, lane=self._common.lane, patience_s=self._options.patience_s, correlation_id=correlation_id
@@ -273,6 +279,8 @@ class JobStream:
         except InferqError as error:
             for job in jobs:
                 self._courier.waiters.fail(job.id, error)
+        # Not after a fatal error, which ends the others while they wait.
+        self._proven.set()
 
     def _limit_s(self, jobs: Sequence[Job]) -> float | None:
         now_ms = time.time_ns() // 1_000_000

@@ -5,6 +5,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import aio_pika
 import numpy as np
@@ -83,7 +84,7 @@ class FakeWorker:
         stored = await self.redis.set(result_key(self.prefix, job.id), record, nx=True, get=True, ex=60)
         if hint:
             await self.redis.publish(done_channel(self.prefix, job.id), b"")
-        return result if stored is None else decode_outcome(stored).result
+        return result if stored is None else decode_outcome(cast("bytes", stored)).result
 
     async def _compute(self, job: Job) -> Result:
         if job.id in self.fails:
@@ -100,7 +101,8 @@ class FakeWorker:
             return tensor
         assert tensor.ref == input_key(self.prefix, job.id, name)
         assert self.redis is not None
-        return Tensor(dtype=tensor.dtype, shape=tensor.shape, data=await self.redis.get(tensor.ref))
+        data = cast("bytes", await self.redis.get(tensor.ref))
+        return Tensor(dtype=tensor.dtype, shape=tensor.shape, data=data)
 
     async def _output(self, job: Job, name: str, tensor: Tensor) -> Tensor:
         if self.redis is None or tensor.payload_bytes <= LARGE_BYTES:

@@ -95,7 +95,7 @@ async def test_a_job_carries_what_the_contract_wants(client: Client, worker: Fak
     assert message.message_id not in {None, "a-job"}
     assert message.content_type == "application/msgpack"
     # 30 % of the time left is for the CPU.
-    assert 6.5 <= float(message.expiration or 0) <= 7.0
+    assert 6.5 <= float(str(message.expiration)) <= 7.0
     assert job.inputs["x"].dtype == "float32"
     assert job.params == {"top_k": 3}
 
@@ -184,7 +184,7 @@ async def test_many_jobs_of_mixed_sizes_are_all_answered_with_their_index(client
 
 async def test_a_bad_item_fails_alone(client: Client, worker: FakeWorker) -> None:
     worker.fails = {"third": "inference_failed"}
-    items = [{"x": X}, {"x": np.array([1j])}, Item({"x": X}, id="third"), {"x": X}]
+    items: list[Any] = [{"x": X}, {"x": np.array([1j])}, Item({"x": X}, id="third"), {"x": X}]
 
     answers = {answer.index: answer async for answer in client.infer_many(MODEL, items)}
 

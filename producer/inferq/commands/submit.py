@@ -146,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
             output = files.enter_context(open_output(args.output, checkpoint))
             submission = files.enter_context(Submission(sources, output, progress, checkpoint))
             tally = submission.tally
-            files.callback(lambda: print(_summary(tally, progress, args), file=sys.stderr))
+            files.callback(lambda: _tell(tally, progress, args))
             files.callback(progress.close)
             asyncio.run(_submit(args, settings, submission))
     return 1 if tally.failed else 0
@@ -197,6 +197,12 @@ def _errors_for_people() -> Iterator[None]:
         yield
     except (InputError, InferqError) as error:
         raise CommandError(str(error)) from error
+
+
+def _tell(tally: Tally, progress: Progress, args: argparse.Namespace) -> None:
+    # Where nothing was answered an error message follows, and that is enough.
+    if tally.ok or tally.failed or tally.skipped:
+        print(_summary(tally, progress, args), file=sys.stderr)
 
 
 def _summary(tally: Tally, progress: Progress, args: argparse.Namespace) -> str:
