@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from inferq_schemas import Job, Tensor
     from inferq_worker.runtime import SessionInfo, TensorSpec
+    from inferq_worker.runtime.interface import Array
     from inferq_worker.work import Feeds
 
 
@@ -93,4 +94,9 @@ def _check(tensor: Tensor, spec: TensorSpec, *, shared: bool) -> None:
 
 def _bucket(inputs: Feeds, info: SessionInfo) -> Hashable:
     """Jobs may share a batch when their inner shapes agree, and the values of shared scalars too."""
-    return tuple(array.tobytes() if name in info.shared else array.shape[1:] for name, array in inputs.items())
+    return tuple(_value(array) if name in info.shared else array.shape[1:] for name, array in inputs.items())
+
+
+def _value(scalar: Array) -> Hashable:
+    """Bytes, so that NaN equals NaN; of a text itself, because an object array's bytes are addresses."""
+    return str(scalar[()]) if scalar.dtype.hasobject else scalar.tobytes()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from inferq_schemas import (
     BUNDLE_LANES,
     CONTENT_TYPE,
-    FALLBACK_LANE,
     ContractError,
     Job,
     Limits,
@@ -64,7 +63,4 @@ def _checked(job: Job, model: str, lane: str) -> Job | RejectedJob:
     if lane == "interactive" and job.deadline_unix_ms is None:
         message = "lane interactive requires deadline_unix_ms; set one, or publish to lane bulk"
         return RejectedJob(job.id, ContractError("invalid_input", message))
-    if lane == FALLBACK_LANE:
-        message = "lane fallback is not for clients; publish to interactive or bulk"
-        return RejectedJob(job.id, ContractError("malformed", message))
     return job
