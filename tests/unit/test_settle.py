@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tests.fakes import FakeChannel, metrics_of, settler_of
 
-from inferq_worker.settle import Settler
+if TYPE_CHECKING:
+    from inferq_worker.settle import Settler
 
 
 class Desk:

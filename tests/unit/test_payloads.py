@@ -1,0 +1,117 @@
+"""Claim checks: whose keys are read, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+from tests.fakes import FakeStore, VirtualTime, delivery_of, job_of, tensor
+
+from inferq_schemas import Job, Tensor
+from inferq_worker.errors import WorkError
+from inferq_worker.payloads import Payloads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROWS = np.ones((2, 4), np.float32)
+
+
+@pytest.fixture
+async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    return VirtualTime(monkeypatch)
+
+
+@pytest.fixture
+async def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+async def payloads(store: FakeStore) -> Payloads:
+    return Payloads(cast("Any", store), max_bytes=64)
+
+
+def referring(job_id: str = "a", ref: str | None = None, shape: tuple[int, ...] = (2, 4)) -> Job:
+    ref = ref or f"inferq:{{{job_id}}}:in:x"
+    inputs = {"x": Tensor(dtype="float32", shape=shape, ref=ref), "y": tensor(1.0, 2.0)}
+    return Job.build(id=job_id, model="m", inputs=inputs)
+
+
+async def resolved(payloads: Payloads, job: Job) -> Mapping[str, Tensor]:
+    return await payloads.resolve(job, delivery_of())
+
+
+async def refusal(payloads: Payloads, job: Job) -> WorkError:
+    with pytest.raises(WorkError) as caught:
+        await resolved(payloads, job)
+    return caught.value
+
+
+async def test_a_job_without_references_asks_nobody(payloads: Payloads, store: FakeStore) -> None:
+    job = job_of()
+    assert not payloads.needed(job)
+    assert await resolved(payloads, job) == job.inputs
+    assert store.asked == []
+
+
+async def test_a_reference_is_replaced_by_its_bytes(payloads: Payloads, store: FakeStore) -> None:
+    store.inputs["a", "x"] = ROWS.tobytes()
+    job = referring()
+    assert payloads.needed(job)
+    inputs = await resolved(payloads, job)
+    assert np.array_equal(inputs["x"].to_numpy(), ROWS)
+    assert inputs["y"] == job.inputs["y"]
+
+
+@pytest.mark.parametrize("ref", ["inferq:{b}:in:x", "inferq:{a}:in:y", "inferq:{a}:result", "http://elsewhere/x"])
+async def test_only_the_key_of_this_very_input_is_read(payloads: Payloads, store: FakeStore, ref: str) -> None:
+    error = await refusal(payloads, referring(ref=ref))
+    assert error.code == "invalid_input"
+    assert "'inferq:{a}:in:x'" in error.message
+    assert store.asked == []
+
+
+async def test_a_payload_that_is_gone_is_told(payloads: Payloads) -> None:
+    error = await refusal(payloads, referring())
+    assert error.code == "invalid_input"
+    assert "inputs.x.ref" in error.message
+    assert "send the job again" in error.message
+
+
+async def test_a_payload_of_another_size_is_refused(payloads: Payloads, store: FakeStore) -> None:
+    store.inputs["a", "x"] = ROWS.tobytes()[:-1]
+    error = await refusal(payloads, referring())
+    assert error.code == "invalid_input"
+    assert "31 bytes" in error.message
+    assert "float32 [2, 4]" in error.message
+
+
+async def test_payloads_above_the_limit_are_too_large(payloads: Payloads, store: FakeStore) -> None:
+    store.inputs["a", "x"] = bytes(65)
+    assert (await refusal(payloads, referring())).code == "too_large"
+
+
+async def test_while_redis_is_away_the_job_waits(payloads: Payloads, store: FakeStore, time: VirtualTime) -> None:
+    store.inputs["a", "x"] = ROWS.tobytes()
+    store.go_away()
+    waiting = asyncio.create_task(resolved(payloads, referring()))
+    await time.advance(60)
+    assert not waiting.done()
+    store.come_back()
+    assert "x" in await waiting
+
+
+async def test_a_job_that_the_broker_took_back_waits_no_longer(
+    payloads: Payloads, store: FakeStore, time: VirtualTime
+) -> None:
+    store.go_away()
+    delivery = delivery_of()
+    waiting = asyncio.create_task(payloads.resolve(referring(), delivery))
+    await time.advance(1)
+    cast("Any", delivery.settler)._channel.is_closed = True
+    with pytest.raises(WorkError) as caught:
+        await waiting
+    assert not caught.value.keep
