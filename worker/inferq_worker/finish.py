@@ -97,7 +97,7 @@ class Finisher:
         await self._tell(finals)
 
     async def abandon(self, record: RunRecord | None) -> None:
-        """A run that did not take place after all: every job of it had its answer already."""
+        """Remove the record of a run before anything is stored: it did not take place, or its suspect survived it."""
         if record is not None:
             with contextlib.suppress(StoreUnavailable):
                 await self._store.end(record)

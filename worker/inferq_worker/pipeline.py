@@ -138,6 +138,10 @@ class Pipeline:
             info = model.session.info
             served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
             answers = list(self._answerer.results(batch, report, times, served_by, info))
+            if batch.reason == "solo":
+                # It survived, and that must be known before the next suspect runs: an end then would condemn both.
+                await self._finisher.abandon(record)
+                record = None
             self._tasks.spawn(self._finisher.finish(answers, record))
 
     def expired(self, item: WorkItem) -> None:

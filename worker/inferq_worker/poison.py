@@ -18,11 +18,11 @@ class Verdict(Enum):
     CLEAR = "clear"
     """It was in no unfinished run (a drain, a lost connection): batch it as usual."""
     ALONE = "alone"
-    """It stood in an unfinished run with others: run it by itself."""
+    """It stood in one unfinished run, with others or by itself: run it by itself. One death may have any cause."""
     WAIT = "wait"
-    """It ran alone in a worker that may still live: ask again when that worker's heartbeat has had time to lapse."""
+    """A suspect that runs alone in a worker that may still live: ask again when that worker's heartbeat has lapsed."""
     PARK = "park"
-    """It ran alone and ended its worker."""
+    """A suspect that ran alone and ended its worker: the second death that it was there for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ def judge(job_id: str, records: Iterable[RunRecord], alive: Collection[str], me:
         me: this worker's id; own records are runs that this process knows to be over or under way.
     """
     suspect = [record for record in records if job_id in record.ids and record.worker != me]
+    if len(suspect) == 1:
+        return Verdict.ALONE
     solo = [record for record in suspect if len(record.ids) == 1]
     if any(record.worker not in alive for record in solo):
         return Verdict.PARK
