@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inferq_schemas import BatchInfo, ErrorInfo, Result, ServedBy, Tensor, Timing
+from inferq_schemas import BatchInfo, ContractError, ErrorInfo, Result, ServedBy, Tensor, Timing
 from inferq_worker.runtime import RowError
 from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from inferq_worker.errors import WorkError
     from inferq_worker.runtime import RunReport, SessionInfo
@@ -57,11 +57,12 @@ class Answerer:
         now_ms = time.time() * 1000
         for item, outputs in zip(batch.items, report.answers, strict=True):
             late = item.deadline_s is not None and times.ended_s > item.deadline_s
+            tensors, error = _came_of(outputs, dtypes)
             result = Result(
                 item.job.id,
-                "error" if isinstance(outputs, RowError) else "ok",
-                outputs={} if isinstance(outputs, RowError) else _tensors(outputs, dtypes),
-                error=ErrorInfo(outputs.code, outputs.message) if isinstance(outputs, RowError) else None,
+                "ok" if error is None else "error",
+                outputs=tensors,
+                error=error,
                 late=late,
                 fallback=self.is_fallback,
                 served_by=served_by,
@@ -76,8 +77,15 @@ class Answerer:
         return Answer(tuple(item.requests), result, item.digest, keep=error.keep, job=item.job)
 
 
-def _tensors(outputs: Feeds, dtypes: dict[str, str]) -> dict[str, Tensor]:
-    return {name: Tensor.from_numpy(array, dtype=dtypes.get(name)) for name, array in outputs.items()}
+def _came_of(outputs: Feeds | RowError, dtypes: Mapping[str, str]) -> tuple[dict[str, Tensor], ErrorInfo | None]:
+    """Outputs or an error. What the contract cannot carry (nine axes, say) costs its own job, not the worker."""
+    if isinstance(outputs, RowError):
+        return {}, ErrorInfo(outputs.code, outputs.message)
+    try:
+        tensors = {name: Tensor.from_numpy(array, dtype=dtypes.get(name)) for name, array in outputs.items()}
+    except ContractError as error:
+        return {}, ErrorInfo("inference_failed", f"the model gave an output that cannot be sent: {error.message}")
+    return tensors, None
 
 
 def _timing(item: WorkItem, times: RunTimes, run_s: float, now_ms: float) -> Timing:

@@ -29,7 +29,7 @@ from inferq_schemas import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from inferq_schemas import Job
+    from inferq_schemas import Job, Tensor
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.work import Delivery, Request
 
@@ -180,11 +180,16 @@ class Mover:
 
 def _sendable(result: Result) -> Result:
     """The result, or `too_large` where its outputs do not fit in a message (Redis away, or very many outputs)."""
-    payload_bytes = sum(tensor.payload_bytes for tensor in result.outputs.values())
+    payload_bytes = sum(_packed_bytes(tensor) for tensor in result.outputs.values())
     if payload_bytes < DEFAULT_LIMITS.body_bytes - _ENVELOPE_BYTES:
         return result
     message = f"outputs of {payload_bytes} bytes do not fit in a reply of {DEFAULT_LIMITS.body_bytes}"
     return Result.failed(result.id, "too_large", message, served_by=result.served_by)
+
+
+def _packed_bytes(tensor: Tensor) -> int:
+    """At most so many bytes in msgpack, which gives each text a head of up to five."""
+    return tensor.payload_bytes + (5 * len(tensor.data) if isinstance(tensor.data, tuple) else 0)
 
 
 def _trace(headers: Mapping[str, object]) -> dict[str, object]:
