@@ -1,4 +1,4 @@
-"""Asks the model for every file with the client library: in bundles, as a pipeline does, and one by one, as services do."""
+"""Asks for every file with the client library: in bundles, as a pipeline does, and one by one, as services do."""
 
 import asyncio
 import time
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from inferq import Answer, Client, InferqError
 from infra.demo import inputs
 from infra.demo.inputs import Labels
 from infra.demo.model import MODEL, PROJECT_FOLDER
 from infra.demo.report import Progress, Row
 from infra.demo.samples import Sample
+
+from inferq import Answer, Client, InferqError
 
 LOG_FOLDER = PROJECT_FOLDER / ".run" / "demo"
 _SERVICES = 8
@@ -72,13 +72,16 @@ class _Asking:
 
     async def in_bundles(self, files: Sequence[Sample]) -> None:
         """The bulk lane: no deadline, up to 64 jobs a message, answers in the order in which they come."""
-        async for answer in self._client.infer_many(MODEL, (feed(file.content) for file in files)):
-            file = files[answer.index or 0]
-            if answer.error is None:
-                self.asked.in_bundles.append(self._row(file, answer))
-            else:
-                self.asked.problems.append(f"{file.name}: {answer.error}")
-            self._progress.advance()
+        try:
+            async for answer in self._client.infer_many(MODEL, (feed(file.content) for file in files)):
+                file = files[answer.index or 0]
+                if answer.error is None:
+                    self.asked.in_bundles.append(self._row(file, answer))
+                else:
+                    self.asked.problems.append(f"{file.name}: {answer.error}")
+                self._progress.advance()
+        except InferqError as error:
+            self.asked.problems.append(str(error))
 
     async def one_by_one(self, files: Iterator[Sample]) -> None:
         """One service on the interactive lane: asks, waits, asks again; shares the files with the other services."""

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferq_schemas import Result
-
 from infra.demo.inputs import Verdict
 from infra.demo.samples import Sample
+
+from inferq_schemas import Result
 
 _GREEN, _RED, _BOLD, _DIM = "32", "31", "1", "2"
 _BAR_COLUMNS = 30
@@ -106,14 +106,15 @@ def _table_line(row: Row) -> str:
     return f"  {name:{_NAME_COLUMNS}}  {label:<14} {score:>6.3f} {rows:>11} {total_ms:>8.0f}{wrong}"
 
 
-def excerpt(rows: Sequence[Row], *, each: int = 2, unexpected: int = 6) -> list[Row]:
-    """Choose what a person wants to see: all wrong ones, a few of each expected type, a few that nobody vouches for."""
-    seen: Counter[str] = Counter()
+def excerpt(rows: Sequence[Row], *, each: int = 2) -> list[Row]:
+    """Choose what a person wants to see: all wrong ones, a few of each known type, one of each other type seen."""
+    seen: Counter[tuple[str, bool]] = Counter()
     chosen = []
     for row in rows:
-        kind = row.sample.expected or ""
+        known = row.sample.expected is not None
+        kind = (row.verdict.label, known)
         seen[kind] += 1
-        if not row.right or seen[kind] <= (each if kind else unexpected):
+        if not row.right or seen[kind] <= (each if known else 1):
             chosen.append(row)
     return chosen
 

@@ -11,7 +11,7 @@ import random
 import struct
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,22 @@ _KNOWN = {
     "pyproject.toml": "toml",
     "worker/inferq_worker/app.py": "python",
 }
-_WORDS = "queue batch deadline worker model answer lane broker result channel tensor window reply parking".split()
+_WORDS = (
+    "queue",
+    "batch",
+    "deadline",
+    "worker",
+    "model",
+    "answer",
+    "lane",
+    "broker",
+    "result",
+    "channel",
+    "tensor",
+    "window",
+    "reply",
+    "parking",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,12 @@ class Sample:
     def generated(self) -> bool:
         """Whether the demo made it."""
         return self.name.startswith("generated/")
+
+
+def own_source() -> Sample:
+    """This very file."""
+    path = Path(__file__)
+    return Sample(str(path.relative_to(PROJECT_FOLDER)), path.read_bytes(), "python")
 
 
 def repository_files(folder: Path = PROJECT_FOLDER) -> list[Sample]:

@@ -37,7 +37,7 @@ class Worker:
 
     def event(self, name: str) -> dict[str, Any] | None:
         """Find the first event of that name."""
-        return next((event for event in self.events() if event.get("event") == name), None)
+        return next((event for event in self.events() if event.get("message") == name), None)
 
 
 @contextlib.asynccontextmanager
