@@ -119,6 +119,9 @@ class Checkpoint:
                     break
                 self._read_line(number, line, job)
                 whole_bytes += len(line)
+        if not whole_bytes:
+            # Somebody's file, which opening it as a checkpoint would empty.
+            self._read_line(0, b"", job)
         return whole_bytes
 
     def _read_line(self, number: int, line: bytes, job: dict[str, Any]) -> None:
