@@ -51,7 +51,7 @@ def fetch(cache_folder: Path = CACHE_FOLDER) -> FetchedModel:
     folder = cache_folder / "models" / MODEL / "1"
     was_cached = all(_is_right(folder / name) for name in _SHA256)
     if not was_cached:
-        folder.mkdir(parents=True, exist_ok=True)
+        cache_folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_folder, prefix="magika-") as scratch:
             _unzip(_download(Path(scratch)), folder)
     return FetchedModel(cache_folder / "models", folder / "config.min.json", was_cached)
@@ -82,6 +82,7 @@ def _download(folder: Path) -> Path:
 
 
 def _unzip(wheel: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel) as archive:
         for name, sha256 in _SHA256.items():
             content = archive.read(f"{_IN_WHEEL}/{name}")

@@ -41,14 +41,23 @@ def test_the_repository_has_files_of_known_type_and_they_come_first() -> None:
 
 def test_a_wrong_known_answer_is_shown_named_and_fails_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     right = [row(f"{number}.png", says="png", expected="png") for number in range(5)]
-    asked = Asked(one_by_one=[*right, row("odd.png", says="bmp", expected="png")], took_s=1.0)
+    wrong = [row(f"odd{number}.png", says="bmp", expected="png") for number in range(3)]
+    asked = Asked(one_by_one=[*right, *wrong], took_s=1.0)
     checks = Checks()
 
-    assert [shown.sample.name for shown in report.excerpt(asked.rows)] == ["0.png", "1.png", "odd.png"]
+    assert [shown.sample.name for shown in report.excerpt(asked.rows)] == [
+        "0.png",
+        "1.png",
+        "odd0.png",
+        "odd1.png",
+        "odd2.png",
+    ]
     for kind, rows in report.by_expected(asked.rows).items():
-        checks.check(kind, holds=all(one.right for one in rows), found="odd.png")
+        checks.check(
+            kind, holds=all(one.right for one in rows), found=[one.sample.name for one in rows if not one.right]
+        )
     assert story.summarize(asked, checks) == 1
-    assert "odd.png" in capsys.readouterr().out
+    assert "odd2.png" in capsys.readouterr().out
 
 
 def test_the_demo_passes_when_all_checks_do() -> None:
