@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from inferq_schemas import Job, RejectedJob, Result
+from inferq_schemas import FALLBACK_LANE, Job, RejectedJob, Result
 from inferq_worker.admit import admit
 from inferq_worker.answer import Answerer, RunTimes
 from inferq_worker.decode import deadline_s, decode
@@ -107,6 +107,7 @@ class Pipeline:
             return 0
         self._in_hand.take(delivery)
         delivery.open_requests = 1
+        misaddressed = self._misaddressed(delivery)
         try:
             lane, jobs = decode(delivery, self._limits)
         except Exception as unreadable:  # noqa: BLE001 - whatever a body does, its sender is answered
@@ -114,13 +115,13 @@ class Pipeline:
             self._metrics.job_received(delivery.lane.model, delivery.lane.name)
             self._refuse(Request(delivery, delivery.lane.name), error, "")
             return 0
-        if self._answerer.is_fallback and _belongs_to_the_dead(delivery, jobs):
+        if delivery.lane.name == FALLBACK_LANE and _belongs_to_the_dead(delivery, jobs, cpu=self._answerer.is_fallback):
             self._in_hand.leave(delivery)
             delivery.settler.reject(delivery.tag)
             return 0
         self._metrics.job_received(delivery.lane.model, lane, jobs=len(jobs))
         delivery.open_requests = len(jobs)
-        return sum(self._take_job_safely(job, Request(delivery, lane)) for job in jobs)
+        return sum(self._take_job_safely(job, Request(delivery, lane), misaddressed) for job in jobs)
 
     async def serve(self, model: ServedModel) -> None:
         """The main loop of one device slot: the next batch, a last check, the run, and the answers on their way."""
@@ -180,23 +181,30 @@ class Pipeline:
         """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
         return time.monotonic() - min(self._running.copy().values(), default=time.monotonic())
 
-    def _take_job_safely(self, job: Job | RejectedJob, request: Request) -> int:
+    def _misaddressed(self, delivery: Delivery) -> WorkError | None:
+        """A reply queue off the allow-list is never written to, not even to say so; no job of the message runs."""
+        reply_to = delivery.reply_to
+        if reply_to is None or self._allow.allows(reply_to):
+            return None
+        delivery.reply_to = None
+        message = f"reply_to {reply_to[:100]!r} is not on the allow-list; name the reply queue reply.<something>"
+        return WorkError("invalid_input", message)
+
+    def _take_job_safely(self, job: Job | RejectedJob, request: Request, misaddressed: WorkError | None) -> int:
         try:
-            return self._take_job(job, request)
+            return self._take_job(job, request, misaddressed)
         except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
             self._refuse(request, _as_work_error(error), job.id)
             return 0
 
-    def _take_job(self, job: Job | RejectedJob, request: Request) -> int:
+    def _take_job(self, job: Job | RejectedJob, request: Request, misaddressed: WorkError | None) -> int:
         if isinstance(job, RejectedJob):
             error = WorkError(job.error.code, job.error.message)
-            self._refuse(request, error, job.id, digest=_digest(request.delivery.body))
+            # Without an id there is no key to store under: all such jobs would share one outcome.
+            self._refuse(request, error, job.id, digest=_digest(request.delivery.body) if job.id else None)
             return 0
-        reply_to = request.delivery.reply_to
-        if reply_to is not None and not self._allow.allows(reply_to):
-            request.delivery.reply_to = None
-            message = f"reply_to {reply_to[:100]!r} is not on the allow-list; name the reply queue reply.<something>"
-            self._refuse(request, WorkError("invalid_input", message), job.id, job=job)
+        if misaddressed is not None:
+            self._refuse(request, misaddressed, job.id, job=job)
         elif request.delivery.redelivered or self._payloads.needed(job):
             self._tasks.spawn(self._take_later(job, request))
         else:
@@ -206,14 +214,13 @@ class Pipeline:
     async def _take_later(self, job: Job, request: Request) -> None:
         """Admission that has to ask the store first: jobs that come again, and jobs whose inputs lie there."""
         try:
-            alone = False
-            if request.delivery.redelivered and not self._attach(job, request):
-                alone = await self._redelivered.runs_alone(job.id, job.model)
+            if request.delivery.redelivered and self._attach(job, request):
+                return
+            alone = request.delivery.redelivered and await self._redelivered.runs_alone(job.id, job.model)
             payloads = await self._payloads.resolve(job, request.delivery)
-        except WorkError as error:
-            self._refuse(request, error, job.id, job=job)
-        else:
             self._schedule(job, request, payloads, alone=alone)
+        except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
+            self._refuse(request, _as_work_error(error), job.id, job=job)
 
     def _schedule(self, job: Job, request: Request, payloads: Mapping[str, Tensor], *, alone: bool = False) -> None:
         if self._draining:
@@ -353,7 +360,7 @@ def _as_work_error(error: Exception) -> WorkError:
     if isinstance(error, WorkError):
         return error
     _log.error("job.admission_failed", exc_info=error)
-    return WorkError("internal", f"the worker could not take the job in: {type(error).__name__}")
+    return WorkError("internal", f"the worker could not take the job in: {type(error).__name__}", keep=False)
 
 
 def _forces(item: WorkItem) -> bool:
@@ -365,8 +372,11 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
 
 
-def _belongs_to_the_dead(delivery: Delivery, jobs: Sequence[Job | RejectedJob]) -> bool:
-    """The CPU does not touch what ended GPU workers up to the limit, nor a job that must not fall back."""
+def _belongs_to_the_dead(delivery: Delivery, jobs: Sequence[Job | RejectedJob], *, cpu: bool) -> bool:
+    """Nobody runs from the fallback what ended workers up to the limit, and the CPU no job that must not fall back.
+
+    A bundle goes as a whole: the undertaker hands its other jobs on one by one.
+    """
     if "delivery_limit" in delivery.deaths:
         return True
-    return len(jobs) == 1 and isinstance(jobs[0], Job) and jobs[0].fallback == "never"
+    return cpu and any(isinstance(job, Job) and job.fallback == "never" for job in jobs)
