@@ -255,7 +255,11 @@ async def test_leaving_a_stream_early_leaves_nothing_behind(client: Client, work
     await until(lambda: asyncio.all_tasks() <= before)
 
 
-async def test_streams_work_through_redis_alone(redis_client: Client, worker: FakeWorker) -> None:
+async def test_streams_work_through_redis_alone(
+    redis_client: Client, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without hints this would take longer than a test may.
+    monkeypatch.setattr("inferq.watch._RECHECK_S", 600)
     items = ({"x": np.full((1, 1), n, np.int32)} for n in range(200))
 
     answers = [answer async for answer in redis_client.infer_many(MODEL, items)]
