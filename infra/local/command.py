@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import select
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from infra.local.errors import StackError
 from infra.local.lifecycle import Stack
 
 _COMMAND_GRACE_S = 90.0  # a worker drains for up to 60 s
+_COLLECT_INTERVAL_S = 10.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -113,6 +115,8 @@ def _run(options: argparse.Namespace) -> int:
 def _hold(options: argparse.Namespace) -> int:
     with _Owned(options.name) as stack:
         print(json.dumps({"kind": stack.kind, "environment": dict(stack.environment)}), flush=True)
+        while not select.select([sys.stdin], [], [], _COLLECT_INTERVAL_S)[0]:
+            processes.collect_ended()
         sys.stdin.read()
     return 0
 
@@ -150,13 +154,21 @@ def _supervise(words: Sequence[str], environment: dict[str, str]) -> int:
     except OSError as reason:
         raise StackError(f"cannot run {words[0]}: {reason}") from None
     try:
-        code = command.wait()
+        code = _wait(command)
     except SystemExit as leaving:
         if leaving.code != 128 + signal.SIGINT:  # the terminal has sent that one to the command as well
             command.terminate()
         _wait_or_kill(command)
         raise
     return code if code >= 0 else 128 - code
+
+
+def _wait(command: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return command.wait(_COLLECT_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            processes.collect_ended(spare=command.pid)
 
 
 def _wait_or_kill(command: subprocess.Popen[bytes]) -> None:

@@ -118,6 +118,19 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
+def collect_ended(*, spare: int = 0) -> None:
+    """See off children that have ended: a node starts a short-lived helper every minute, and those add up.
+
+    Args:
+        spare: a child whose exit status somebody else waits for.
+    """
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == spare:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
 def collect_children(limit_s: float) -> None:
     """Wait for children that are ending, so that no zombie stays where pid 1 does not care (a bare container)."""
     give_up_s = time.monotonic() + limit_s

@@ -72,6 +72,19 @@ def test_waiting_for_a_server_that_has_ended_does_not_wait_for_the_limit(tmp_pat
         processes.wait_until(lambda: False, what="it", limit_s=1000.0, servers=[server])
 
 
+def test_ended_children_are_seen_off_except_the_one_that_is_waited_for() -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+
+    processes.collect_ended(spare=ended.pid)
+    assert os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    processes.collect_ended()
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOHANG)
+    ended.wait()
+
+
 def test_ports_are_distinct_and_below_those_of_outgoing_connections() -> None:
     ports = processes.free_ports(50)
 
