@@ -256,13 +256,14 @@ async def test_leaving_a_stream_early_leaves_nothing_behind(client: Client, work
 
 
 async def test_streams_work_through_redis_alone(
-    redis_client: Client, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    settings: ClientSettings, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without hints this would take longer than a test may.
+    # Without hints this would take longer than a test may. Set before the client opens: its first beat starts then.
     monkeypatch.setattr("inferq.watch._RECHECK_S", 600)
     items = ({"x": np.full((1, 1), n, np.int32)} for n in range(200))
 
-    answers = [answer async for answer in redis_client.infer_many(MODEL, items)]
+    async with Client(settings, reply="redis") as client:
+        answers = [answer async for answer in client.infer_many(MODEL, items)]
 
     assert sorted(int(answer.outputs["x2"][0, 0]) for answer in answers) == [2 * n for n in range(200)]
 
