@@ -75,6 +75,7 @@ class Finisher:
         self._tasks = tasks
         self._claim_check_bytes = claim_check_bytes
         self._held = held
+        self._unended: list[RunRecord] = []
 
     async def finish(self, answers: Sequence[Answer], record: RunRecord | None) -> None:
         """Store, reply, park, settle.
@@ -94,13 +95,26 @@ class Finisher:
             finals += [_Final(answer, answer.result, stored=False) for answer in urgent]
             if patient:
                 self._tasks.spawn(self._finish_once_stored(patient, record))
+            elif record is not None:
+                self._unended.append(record)
+        else:
+            await self.abandon(None)
         await self._tell(finals)
 
     async def abandon(self, record: RunRecord | None) -> None:
-        """Remove the record of a run before anything is stored: it did not take place, or its suspect survived it."""
+        """Remove the record of a run before anything is stored: it did not take place, or its suspect survived it.
+
+        What cannot be removed now is removed with the next: a record that stays casts suspicion on harmless jobs.
+        """
         if record is not None:
-            with contextlib.suppress(StoreUnavailable):
-                await self._store.end(record)
+            self._unended.append(record)
+        while self._unended:
+            unended = self._unended.pop()
+            try:
+                await self._store.end(unended)
+            except StoreUnavailable:
+                self._unended.append(unended)
+                return
 
     def from_store(self, item: WorkItem, outcome: Outcome) -> Answer:
         """The stored outcome as the answer to a job that came again, or `conflict` if it is not that job's."""
@@ -141,6 +155,7 @@ class Finisher:
                 del exchanges[0]
             except PublishFailed:
                 if request.delivery.stale:
+                    self.settle(request)
                     return True
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _RETRY_MAX_S)
@@ -153,15 +168,26 @@ class Finisher:
         delay_s = _RETRY_MIN_S
         while True:
             await self._store.wait_up()
-            waiting = [answer for answer in answers if not all(one.delivery.stale for one in answer.requests)]
+            answers = self._still_ours(answers)
             try:
-                finals = await self._keep(waiting, record)
+                finals = await self._keep(answers, record)
             except StoreUnavailable:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _RETRY_MAX_S)
             else:
                 await self._tell(finals)
                 return
+
+    def _still_ours(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Let go of answers whose every message the broker took back: the job comes again."""
+        ours = []
+        for answer in answers:
+            if not all(request.delivery.stale for request in answer.requests):
+                ours.append(answer)
+                continue
+            for request in answer.requests:
+                self.settle(request)
+        return ours
 
     async def _keep(self, answers: Sequence[Answer], record: RunRecord | None) -> list[_Final]:
         if not answers and record is None:
@@ -176,7 +202,8 @@ class Finisher:
         ]
 
     def _final(self, answer: Answer, mine: Outcome, kept: Outcome) -> _Final:
-        if kept is mine:
+        # Equal but not the same: our own write, whose confirmation got lost.
+        if kept == mine:
             return _Final(answer, mine.result, stored=True)
         delivery = answer.requests[0].delivery
         if answer.digest is not None and not kept.agrees_with(answer.digest):
@@ -223,11 +250,11 @@ class Finisher:
         return final.for_operators or not told
 
     async def _park(self, final: _Final) -> None:
-        delivery = final.answer.requests[0].delivery
+        deliveries = [request.delivery for request in final.answer.requests]
         delay_s = _RETRY_MIN_S
-        while not delivery.stale:
+        while ours := [delivery for delivery in deliveries if not delivery.stale]:
             try:
-                await self._mover.park(delivery, final.answer.job, final.result)
+                await self._mover.park(ours[0], final.answer.job, final.result)
             except PublishFailed:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _RETRY_MAX_S)
