@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import models
+from tests import models
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime import ort
 from inferq_worker.runtime.fake import FakeSession

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import models
+from tests import models
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime import ort
 from inferq_worker.runtime.interface import ModelRefused, RuntimeUnavailable, SessionInfo

@@ -57,11 +57,13 @@ class Poll(Generic[T_co]):
 
     Args:
         wake_s: monotonic seconds at which the answer changes without a new arrival; None = never.
+        given_up: jobs with time left that no run could answer in time, or not without making many others late.
     """
 
     batch: Batch[T_co] | None
     expired: tuple[T_co, ...]
     wake_s: float | None
+    given_up: tuple[T_co, ...] = ()
 
 
 class Policy(Protocol[T]):
@@ -73,8 +75,14 @@ class Policy(Protocol[T]):
     def discard(self, item: T) -> bool:
         """Forget a waiting job; False if it is not waiting here."""
 
-    def poll(self, now_s: float, *, free: bool) -> Poll[T]:
-        """Decide. `free`: somebody is ready to run a batch now; without it only expiry is reported."""
+    def poll(self, now_s: float, *, free: bool, start_s: float | None = None) -> Poll[T]:
+        """Decide.
+
+        Args:
+            now_s: monotonic seconds.
+            free: somebody is ready to take a batch; without it only expiry is reported.
+            start_s: when its run will begin, if later than now.
+        """
 
     def drain(self) -> tuple[T, ...]:
         """Give up everything that waits."""

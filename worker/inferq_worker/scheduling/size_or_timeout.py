@@ -117,8 +117,9 @@ class SizeOrTimeout(Generic[T]):
         self._buckets.clear()
         return left
 
-    def poll(self, now_s: float, *, free: bool) -> Poll[T]:
+    def poll(self, now_s: float, *, free: bool, start_s: float | None = None) -> Poll[T]:
         """Report expired jobs; with a free device also the batch that is due, or when one will be."""
+        del start_s  # this policy does not look ahead
         expired = self._expire(now_s)
         batch, due_s = self._choose(now_s) if free else (None, _NEVER_S)
         first = self._expiry.first()
