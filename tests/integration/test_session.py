@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-
 from tests import models
+
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime import ort
 from inferq_worker.runtime.fake import FakeSession

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-
 from tests import models
+
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime import ort
 from inferq_worker.runtime.interface import ModelRefused, RuntimeUnavailable, SessionInfo
