@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from inferq.settings import ClientSettings, Section
 from inferq_worker.runtime import RuntimeSettings
@@ -61,10 +62,20 @@ class LimitsSettings(Section):
     payload_bytes: int = Field(default=64 * MIB, ge=1024, description="Most bytes of a job's inputs that lie in Redis.")
 
 
+def _regular_expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"{pattern!r} is no regular expression ({error}); put a backslash before . ( ) [ ] * + ?"
+        ) from None
+    return pattern
+
+
 class RepliesSettings(Section):
     """Where answers may go."""
 
-    allow: tuple[str, ...] = Field(
+    allow: tuple[Annotated[str, AfterValidator(_regular_expression)], ...] = Field(
         default=(r"amq\.rabbitmq\.reply-to\..+", r"amq\.gen-.+", r"reply\..+"),
         description="Regular expressions of queue names that `reply_to` may carry; never a queue of inferq.",
     )
