@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from inferq.management import Management, ManagementError
 from inferq.provision import ensure_model, models_of
-from inferq_schemas import ModelTopology, Topology, diff
+from inferq_schemas import DEFAULT_LANES, ModelTopology, Topology, diff, lane_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,11 +73,21 @@ class TopologyGate:
             actual = self._management.definitions()
         except ManagementError as error:
             return [str(error)]
-        mine = {model.model: model for model in self._models}
-        wanted = models_of(actual) | mine
-        others = [f"inferq.{model}." for model in wanted if model not in mine]
-        return [
+        present = models_of(actual)
+        absent = [model for model in self._models if model.model not in present]
+        mine = {model.model: model for model in self._models if model.model in present}
+        others = [f"inferq.{model}." for model in present if model not in mine]
+        differences = diff(Topology(tuple((present | mine).values())), actual)
+        return [_absent(model) for model in absent] + [
             f"{one.kind} {one.name}: {one.problem}"
-            for one in diff(Topology(tuple(wanted.values())), actual)
+            for one in differences
             if not any(other in one.name for other in others)
         ]
+
+
+def _absent(model: ModelTopology) -> str:
+    """One line for all its queues and bindings, with the only command that makes them: `apply` knows no such model."""
+    options = "" if model.lanes == DEFAULT_LANES else f" --lanes {','.join(model.lanes)}"
+    options += "" if model.fallback else " --no-fallback"
+    mend = f"inferq topology add-model {model.model}{options}"
+    return f"queue {lane_queue(model.model, model.lanes[0])} and all else of the model is missing; `{mend}` creates it"
