@@ -5,6 +5,7 @@ Each part prints what it shows and notes what had to hold. Starts the workers it
 
 import asyncio
 import contextlib
+import io
 import signal
 import subprocess
 import sys
@@ -185,6 +186,8 @@ async def _run() -> int:
 
 def main() -> int:
     """Run the demo; returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode shows question marks for the bars
     try:
         return asyncio.run(_run())
     except (DemoError, InferqError, ConfigurationError) as reason:
