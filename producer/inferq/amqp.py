@@ -16,6 +16,7 @@ import uuid
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import aio_pika
+from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError, DeliveryError, PublishError
 from pamqp.commands import Basic
 
@@ -37,6 +38,18 @@ _log = logging.getLogger(__name__)
 _STABLE_AFTER_S = 5.0
 """A connection that lived this long resets the backoff; one that dies at once does not."""
 CONNECTION_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+
+class _WithoutBodies(logging.Filter):
+    """aiormq logs a late-returned message whole; bodies are the callers' data and do not belong in logs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple("<message>" if isinstance(arg, DeliveredMessage) else arg for arg in record.args)
+        return True
+
+
+logging.getLogger("aiormq.channel").addFilter(_WithoutBodies())
 
 
 class BrokerUnreachable(Exception):  # noqa: N818 - reads as what it says

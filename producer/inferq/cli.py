@@ -41,6 +41,7 @@ _SUMMARIES: Mapping[str, str] = {
 """One line for each of our commands: listing them must not import them."""
 _LAZY_ERRORS: Mapping[str, Sequence[str]] = {
     "inferq.amqp": ("BrokerUnreachable", "PublishFailed"),
+    "inferq.errors": ("InferqError",),
     "inferq.management": ("ManagementError",),
 }
 _EXTRA_MODULES = frozenset({"onnxruntime", "prometheus_client", "structlog", "uvloop"})
