@@ -147,6 +147,7 @@ class Link:
             finally:
                 self.up.clear()
                 await self._close()
+            _end_if_cancelled()
             if time.monotonic() - started_s > _STABLE_AFTER_S:
                 delay_s = self._settings.reconnect_min_s
             _log.warning(
@@ -187,7 +188,8 @@ class Link:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(*CONNECTION_ERRORS):
-                await asyncio.wait_for(connection.close(), self._settings.connect_timeout_s)
+                async with asyncio.timeout(self._settings.connect_timeout_s):
+                    await connection.close()
 
     async def wait_up(self, timeout_s: float) -> None:
         """Wait until connected.
@@ -206,7 +208,11 @@ class Link:
 
     async def channel(self, *, confirms: bool = True) -> Channel:
         """A fresh channel; raises a connection error when the link is down."""
-        return cast("Channel", await self._raw.channel(publisher_confirms=confirms, on_return_raises=True))
+        try:
+            return cast("Channel", await self._raw.channel(publisher_confirms=confirms, on_return_raises=True))
+        except RuntimeError as error:
+            # aiormq's way to say so between the loss of a connection and the moment when we hear of it.
+            raise ConnectionError("the broker connection is closed") from error
 
     async def blocked(self) -> bool:
         """Whether the broker has told this connection to stop publishing (memory or disk alarm)."""
@@ -288,6 +294,13 @@ class Publisher:
                 await self._link.up.wait()
                 self._channel = await self._link.channel()
             return self._channel
+
+
+def _end_if_cancelled() -> None:
+    """Cancel again what was cancelled: a library that catches it on the way out would make a task immortal."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def describe(error: BaseException) -> str:
