@@ -13,6 +13,7 @@ from inferq import Client, JobFailed
 
 pytestmark = pytest.mark.timeout(120)
 X = np.array([[1, 2, 3]], np.float32)
+ANYBODY = ("allow", "never")
 LANE, FALLBACK = "inferq.scale.interactive", "inferq.scale.fallback"
 
 
@@ -51,7 +52,7 @@ async def test_a_job_without_deadline_waits_out_a_backlog_and_the_absence_of_wor
 
 
 @pytest.mark.parametrize("role", ["gpu", "cpu"])
-@pytest.mark.parametrize("fallback", ["allow", "never"])
+@pytest.mark.parametrize("fallback", ANYBODY)
 async def test_a_deadline_that_passed_with_nobody_there_is_answered_once_by_the_first_worker_that_comes(
     raw: RawClient, workers: Workers, model: Path, role: str, fallback: str
 ) -> None:
@@ -116,6 +117,24 @@ async def test_a_job_that_forbids_the_cpu_and_left_its_lane_too_early_goes_back_
     assert result.served_by is not None
     assert result.served_by.role == "gpu"
     assert await cpu.metric("inferq_batch_rows_sum") == 0
+
+
+async def test_of_a_bundle_that_expired_the_cpu_answers_only_the_jobs_that_allow_it(
+    raw: RawClient, workers: Workers, model: Path
+) -> None:
+    cpu = await workers.ready("--model", model, "--role", "cpu")
+    bundle = [job("scale", X, id=f"{n}-{fallback}", fallback=fallback) for n in range(3) for fallback in ANYBODY]
+    name = await raw.publish(bundle, "scale.bulk", expiration_ms=100)
+    await until(lambda: len(raw.results(name)) == 3, "the CPU has answered three")
+    await until(lambda: holds(raw, "inferq.scale.bulk", 3), "the other three are back in their lane")
+
+    await workers.ready("--model", model)
+    await until(lambda: len(raw.results(name)) == 6, "six answers")
+
+    assert all(result.ok for result in raw.results(name))
+    answered = {result.id: result.served_by.role for result in raw.results(name) if result.served_by}
+    assert answered == {one["id"]: "cpu" if one["fallback"] == "allow" else "gpu" for one in bundle}
+    assert await cpu.metric("inferq_batch_rows_sum") == 3
 
 
 async def test_with_both_roles_alive_the_gpu_role_answers_and_the_cpu_role_rests(

@@ -57,6 +57,7 @@ async def test_a_drained_worker_hands_its_window_on_and_the_next_one_batches_it(
 
         status = await first.stop()
         answered_by_first = len(raw.replies)
+        assert await raw.depth("inferq.slow.fallback", "inferq.dead") == 0, "what went back, went back to its queue"
         await workers.ready("--model", model, BATCHING__MAX_ROWS="8", LANES__INTERACTIVE_WINDOW="128")
         total = len(singles) + sum(map(len, grouped.values()))
         await until(lambda: len({result.id for _, result in raw.replies}) == total, "all answers", 90)

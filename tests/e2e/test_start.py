@@ -2,11 +2,13 @@
 
 import asyncio
 import shutil
+import signal
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from infra.local import processes
 from tests import models
 from tests.e2e.raw_client import job, raw_client
 from tests.e2e.worker_process import Site, WorkerProcess, Workers, until
@@ -83,6 +85,29 @@ async def test_missing_queues_keep_a_worker_waiting_with_the_mend_in_its_words(
     await worker.ready()
     async with Client(site.client_settings()) as client:
         assert (await client.infer("later", {"x": X})).ok
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_worker_without_a_broker_lives_on_unready_and_ends_when_told(
+    site: Site, workers: Workers, tmp_path: Path, number: signal.Signals
+) -> None:
+    (port,) = processes.free_ports(1)
+    worker = workers.start(
+        "--model",
+        models.scale(tmp_path, features=3),
+        BROKER__URL=f"amqp://guest:guest@{processes.LOOPBACK}:{port}/",
+        BROKER__MANAGEMENT_URL=f"http://guest:guest@{processes.LOOPBACK}:{port}",
+    )
+    await until(lambda: _loaded(worker), "it has loaded its model")
+
+    status, page = await worker.page("/readyz")
+    assert status == 503
+    assert not page["checks"]["broker"]["ok"]
+    assert (await worker.page("/livez"))[0] == 200
+    worker.send(number)
+
+    assert await worker.exited(limit_s=20) == 0
+    assert "Traceback" not in worker.log()
 
 
 async def test_a_live_worker_tells_what_it_does(site: Site, workers: Workers, tmp_path: Path) -> None:
@@ -173,6 +198,10 @@ async def test_an_admin_port_that_is_taken_is_said_with_its_knob(site: Site, wor
     assert await second.exited() == 2
     assert "admin.port" in second.log()
     assert "Traceback" not in second.log()
+
+
+async def _loaded(worker: WorkerProcess) -> bool:
+    return (await worker.page("/startupz"))[0] == 200
 
 
 async def _idle(worker: WorkerProcess) -> bool:
