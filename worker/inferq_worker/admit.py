@@ -51,7 +51,7 @@ def admit(
         inputs=inputs,
         rows=job.rows,
         payload_bytes=sum(array.nbytes for array in inputs.values()),
-        bucket=_bucket(inputs, info),
+        bucket=(job.model, _shape(inputs, info)),
         digest=job.digest(),
         lane_rank=lane_rank,
         arrived_s=request.delivery.received_s,
@@ -92,7 +92,7 @@ def _check(tensor: Tensor, spec: TensorSpec, *, shared: bool) -> None:
         raise WorkError("invalid_input", f"inputs.{spec.name}.shape is {list(tensor.shape)}, the model takes [{takes}]")
 
 
-def _bucket(inputs: Feeds, info: SessionInfo) -> Hashable:
+def _shape(inputs: Feeds, info: SessionInfo) -> Hashable:
     """Jobs may share a batch when their inner shapes agree, and the values of shared scalars too."""
     return tuple(_value(array) if name in info.shared else array.shape[1:] for name, array in inputs.items())
 

@@ -23,33 +23,28 @@ from prometheus_client import CollectorRegistry
 from inferq.redis_pools import open_redis
 from inferq.settings import effective
 from inferq.version import installed_version
-from inferq_schemas import Limits
-from inferq_worker.answer import Answerer
 from inferq_worker.broker import Broker, lanes_of
+from inferq_worker.cpu import CpuWorker
 from inferq_worker.errors import StoreUnavailable
-from inferq_worker.finish import Finisher
-from inferq_worker.held import Held
 from inferq_worker.models import RepositoryError, find_models
 from inferq_worker.observe.admin import AdminError, AdminServer, Check
 from inferq_worker.observe.lag import LoopBeat
 from inferq_worker.observe.logs import configure_logging
 from inferq_worker.observe.metrics import Metrics
-from inferq_worker.payloads import Payloads
-from inferq_worker.pipeline import Pipeline, ServedModel
-from inferq_worker.publish import Mover, Replies, ReplyAllowList
-from inferq_worker.redelivered import Redelivered
+from inferq_worker.pipeline import ServedModel
 from inferq_worker.runtime import ModelRefused, RuntimeUnavailable, open_session
-from inferq_worker.scheduling import Batcher, LatencyTable, SizeOrTimeout
-from inferq_worker.scheduling.clock import LoopClock
+from inferq_worker.scheduling import LatencyTable
 from inferq_worker.store import HEARTBEAT_EVERY_S, Store
 from inferq_worker.tasks import Tasks
 from inferq_worker.topology import TopologyGate
-from inferq_worker.undertaker import Undertaker
+from inferq_worker.windows import Window
+from inferq_worker.wiring import Steps, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from inferq_worker.models import ModelFile
+    from inferq_worker.pipeline import Pipeline
     from inferq_worker.runtime import Session, SessionInfo
     from inferq_worker.settings import WorkerSettings
     from inferq_worker.work import Lane, WorkItem
@@ -131,7 +126,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._models: dict[str, ServedModel] = {}
         self._warm_up_s: dict[str, float] = {}
-        self._pipeline: Pipeline | None = None
+        self._steps: Steps | None = None
         self._draining = False
 
     async def run(self) -> int:
@@ -191,72 +186,27 @@ class Worker:
 
     async def _serve(self, sessions: Sequence[_Opened], group: asyncio.TaskGroup) -> int:
         tasks = Tasks(group)
-        pipeline, undertaker = self._wire(sessions, tasks)
-        self._pipeline = pipeline
-        slots = [
-            group.create_task(pipeline.serve(model))
-            for model in self._models.values()
-            for _ in range(self._settings.runtime.slots if self._settings.role == "cpu" else 1)
-        ]
+        models = {file.name: self._served(file, session, seconds) for file, session, seconds in sessions}
+        steps = wire(self._settings, models, self._broker, self._store, worker=self._worker, metrics=self._metrics, tasks=tasks)
+        self._models, self._steps = models, steps
+        loop = group.create_task(steps.pipeline.serve())
         await self._gate.open(self._stop)
-        lanes = [lane for model in self._models.values() for lane in self._lanes_of(model.file, model.session.info)]
-        self._broker.consume(lanes, pipeline.take, undertaker.take)
+        lanes = [lane for model in models.values() for lane in self._lanes_of(model.file, model.session.info)]
+        self._broker.consume(lanes, steps.pipeline.take, steps.undertaker.take)
         broker = group.create_task(self._broker.run())
         upkeep = [
-            group.create_task(self._broker.adopt_orphans(self._store)),
-            group.create_task(_every(_OBSERVE_EVERY_S, pipeline.observe)),
+            group.create_task(self._broker.watch_fallback(self._store, steps.cpus)),
+            group.create_task(_every(_OBSERVE_EVERY_S, self._observe)),
         ]
         await self._stop.wait()
         for task in upkeep:
             task.cancel()
-        status = await self._drain(pipeline, slots, tasks)
+        status = await self._drain(steps.pipeline, loop, tasks)
         broker.cancel()
         return status
 
-    def _wire(self, sessions: Sequence[_Opened], tasks: Tasks) -> tuple[Pipeline, Undertaker]:
-        settings, metrics = self._settings, self._metrics
-        limits = Limits(body_bytes=settings.limits.body_bytes, bundle_jobs=settings.limits.bundle_jobs)
-        allow = ReplyAllowList(settings.replies.allow)
-        held = Held(settings.lanes.max_held_bytes, self._broker.pause_bulk)
-        finisher = Finisher(
-            store=self._store,
-            replies=Replies(self._broker.replies, metrics),
-            mover=Mover(self._broker.moves, metrics),
-            metrics=metrics,
-            tasks=tasks,
-            claim_check_bytes=settings.limits.claim_check_bytes,
-            held=held,
-        )
-        pipeline = Pipeline(
-            models=self._models,
-            limits=limits,
-            allow=allow,
-            answerer=Answerer(worker=self._worker, role=settings.role),
-            finisher=finisher,
-            store=self._store,
-            redelivered=Redelivered(self._store, self._worker, metrics),
-            payloads=Payloads(self._store, max_bytes=settings.limits.payload_bytes),
-            in_hand=held,
-            metrics=metrics,
-            tasks=tasks,
-        )
-        clock = LoopClock(asyncio.get_running_loop())
-        for file, session, seconds in sessions:
-            self._models[file.name] = self._served(file, session, seconds, clock, pipeline)
-        undertaker = Undertaker(limits=limits, allow=allow, finisher=finisher, held=held, metrics=metrics, tasks=tasks)
-        return pipeline, undertaker
-
-    def _served(
-        self, file: ModelFile, session: Session, seconds: Mapping[int, float], clock: LoopClock, pipeline: Pipeline
-    ) -> ServedModel:
-        info, batching = session.info, self._settings.batching
-        latency = LatencyTable(seconds)
-        policy: SizeOrTimeout[WorkItem] = SizeOrTimeout(
-            max_rows=info.max_rows if info.batchable else 1,
-            max_bytes=batching.max_bytes,
-            max_wait_s=batching.max_wait_s,
-            predict_s=latency.predict,
-        )
+    def _served(self, file: ModelFile, session: Session, seconds: Mapping[int, float]) -> ServedModel:
+        info = session.info
         lanes = [lane.name for lane in self._lanes_of(file, info)]
         self._metrics.model_served(file.name, {*lanes, *file.lanes})
         self._metrics.warmed_up(file.name, self._warm_up_s[file.name])
@@ -267,12 +217,24 @@ class Worker:
             provider=info.provider,
             nodes_by_provider=info.nodes_by_provider,
         )
-        return ServedModel(file, session, Batcher(policy, clock, pipeline.expired), latency)
+        first_rows = self._settings.lanes.interactive_window
+        window = Window(max_rows=info.max_rows, first_rows=first_rows)
+        return ServedModel(file, session, LatencyTable(seconds), window)
+
+    def _observe(self) -> None:
+        """Once a second: figures of what is held, and windows that follow the measured rate."""
+        if self._steps is None:
+            return
+        self._steps.pipeline.observe()
+        for consumer in self._broker.consumers:
+            model = self._models.get(consumer.lane.model)
+            if model is not None and consumer.lane.rank == 0:
+                consumer.aim(model.window.rows(_OBSERVE_EVERY_S))
 
     def _lanes_of(self, file: ModelFile, info: SessionInfo) -> list[Lane]:
         return lanes_of(file, self._settings.role, self._settings.lanes, info.max_rows)
 
-    async def _drain(self, pipeline: Pipeline, slots: Sequence[asyncio.Task[None]], tasks: Tasks) -> int:
+    async def _drain(self, pipeline: Pipeline, loop: asyncio.Task[None], tasks: Tasks) -> int:
         """Stop taking, give back what is not in a batch, finish what runs; within `drain.limit_s`."""
         self._draining = True
         self._metrics.draining(draining=True)
@@ -281,29 +243,42 @@ class Worker:
             async with asyncio.timeout(self._settings.drain.limit_s):
                 await self._broker.stop()
                 pipeline.drain()
-                await asyncio.gather(*slots)
+                await loop
                 await tasks.idle()
                 await self._broker.flush()
                 with contextlib.suppress(StoreUnavailable):
-                    await self._store.retire()
+                    await self._store.retire(list(self._models))
         except TimeoutError:
             _log.error("worker.drain_timed_out", limit_s=self._settings.drain.limit_s)
             tasks.cancel()
-            for slot in slots:
-                slot.cancel()
+            loop.cancel()
             return EXIT_FAILED
         return EXIT_OK
 
     async def _heartbeat(self) -> None:
-        models = [file.name for file in self._files] if self._settings.role == "cpu" else []
         was_up = True
+        beat = 0
         while True:
+            beat += 1
+            serving = self._steps is not None and not self._draining
+            gpu = serving and self._settings.role == "gpu"
             with contextlib.suppress(StoreUnavailable):
-                await self._store.beat(cpu_models=models if self._pipeline is not None and not self._draining else [])
+                await self._store.beat(
+                    cpu=self._cpu_entries(beat) if serving and not gpu else None,
+                    gpu_models=list(self._models) if gpu else (),
+                )
             if self._store.up != was_up:
                 was_up = self._store.up
                 _log.warning("redis.back" if was_up else "redis.away", reason=self._store.last_error)
             await asyncio.sleep(HEARTBEAT_EVERY_S if was_up else 0.5)
+
+    def _cpu_entries(self, beat: int) -> dict[str, CpuWorker]:
+        """What this worker can do for diverted jobs, by model."""
+        held = self._steps.pipeline.held_jobs if self._steps else 0
+        lanes = self._settings.runtime.slots
+        return {
+            name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat) for name, model in self._models.items()
+        }
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -320,7 +295,7 @@ class Worker:
 
     def _live(self) -> Mapping[str, Check]:
         age_s = self._beat.age_s()
-        run_s = self._pipeline.longest_run_s() if self._pipeline else 0.0
+        run_s = self._steps.pipeline.longest_run_s() if self._steps else 0.0
         stall_s = self._settings.admin.stall_s
         return {
             "event_loop": Check(age_s < _LOOP_SILENT_S, f"last beat {age_s:.1f} s ago", age_s),
@@ -330,14 +305,14 @@ class Worker:
     def _ready(self) -> Mapping[str, Check]:
         problems = [*self._gate.problems(), *self._broker.problems()]
         return {
-            "models": Check(self._pipeline is not None, "loaded" if self._pipeline else "loading and warming up"),
+            "models": Check(self._steps is not None, "loaded" if self._steps else "loading and warming up"),
             "broker": Check(not problems, "; ".join(problems) or "consuming"),
             "redis": Check(self._store.up, "answers" if self._store.up else self._store.last_error),
             "draining": Check(not self._stop.is_set(), "draining" if self._stop.is_set() else "no"),
         }
 
     def _started(self) -> Mapping[str, Check]:
-        started = self._pipeline is not None
+        started = self._steps is not None
         return {"models": Check(started, "loaded" if started else "loading and warming up")}
 
     def _status(self) -> Mapping[str, Any]:
@@ -345,11 +320,11 @@ class Worker:
             "worker": self._worker,
             "version": installed_version(),
             "role": self._settings.role,
+            "held_jobs": self._steps.pipeline.held_jobs if self._steps else 0,
             "models": {
                 name: {
                     "version": model.file.version,
                     "provider": model.session.info.provider,
-                    "waiting_jobs": len(model.batcher),
                     "run_ms_by_rows": {rows: run_s * 1000 for rows, run_s in model.latency.snapshot().items()},
                 }
                 for name, model in self._models.items()

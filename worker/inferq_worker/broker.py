@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from inferq.amqp import Link, OnUp, Publisher
+from inferq.amqp import CONNECTION_ERRORS, Link, OnUp, Publisher
 from inferq_schemas import DEAD_QUEUE, FALLBACK_LANE, fallback_queue, lane_queue
 from inferq_worker.consume import WINDOW_MAX, LaneConsumer
 from inferq_worker.errors import StoreUnavailable
 from inferq_worker.work import Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from aiormq.channel import Channel
 
     from inferq.settings import BrokerSettings
+    from inferq_worker.cpu import CpuPool
     from inferq_worker.models import ModelFile
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.settings import LanesSettings
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _VERIFY_EVERY_S = 15.0
-_ORPHANS_EVERY_S = 2.0
+_FALLBACK_EVERY_S = 1.0
 Sink: TypeAlias = "Callable[[Delivery], int]"
 
 
@@ -70,6 +74,7 @@ class Broker:
         self.replies = Publisher(self.publishing, timeout_s=settings.publish_timeout_s)
         self.moves = Publisher(self.publishing, timeout_s=settings.publish_timeout_s)
         self.consumers: list[LaneConsumer] = []
+        self._counting: Channel | None = None
 
     def consume(self, lanes: Iterable[Lane], jobs: Sink, dead: Sink) -> None:
         """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. They start with `run`."""
@@ -92,17 +97,30 @@ class Broker:
                 group.create_task(consumer.run())
             group.create_task(self._upkeep())
 
-    async def adopt_orphans(self, store: Store) -> None:
-        """Serve the fallback queues of models for which no CPU worker lives, and leave them when one comes."""
-        orphans = [one for one in self.consumers if one.optional]
-        while orphans:
-            await asyncio.sleep(_ORPHANS_EVERY_S)
-            try:
-                served = await store.cpu_served([consumer.lane.model for consumer in orphans])
-            except StoreUnavailable:
-                continue
-            for consumer in orphans:
-                await consumer.switch(paused=consumer.lane.model in served)
+    async def watch_fallback(self, store: Store, pools: Mapping[str, CpuPool]) -> None:
+        """Keep the picture of the CPU workers current, and serve the fallback queue of a model for which none lives."""
+        fallbacks = [one for one in self.consumers if one.optional]
+        while fallbacks:
+            await asyncio.sleep(_FALLBACK_EVERY_S)
+            for consumer in fallbacks:
+                pool = pools[consumer.lane.model]
+                try:
+                    workers, gpu_workers = await store.cpu_workers(consumer.lane.model)
+                except StoreUnavailable:
+                    continue
+                depth = await self._depth(consumer.lane.queue) if workers else None
+                pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=time.monotonic())
+                await consumer.switch(paused=pool.lanes > 0)
+
+    async def _depth(self, queue: str) -> int | None:
+        """Messages that wait in a queue, by the broker's own count; None if it cannot be asked."""
+        try:
+            if self._counting is None or self._counting.is_closed:
+                self._counting = await self.consuming.channel(confirms=False)
+            declared = await self._counting.queue_declare(queue, passive=True)
+        except CONNECTION_ERRORS:
+            return None
+        return declared.message_count
 
     def pause_bulk(self, pressed: bool) -> None:  # noqa: FBT001 - a callback with one meaning
         """Pause or resume the lanes that may wait, because too many bytes are in hand."""

@@ -59,6 +59,7 @@ class LaneConsumer:
         self._sink = sink
         self._metrics = metrics
         self._window = lane.window
+        self._window_rows = lane.window_rows
         self._channel: Channel | None = None
         self._settler: Settler | None = None
         self._tag: str | None = None
@@ -133,6 +134,10 @@ class LaneConsumer:
             self._set_problem(f"the broker lost our consumer of {self.lane.queue}")
             self._lost.set()
 
+    def aim(self, window_rows: int) -> None:
+        """Let the window hold about so many rows from now on."""
+        self._window_rows = window_rows
+
     @property
     def window(self) -> int:
         """Messages that may be unsettled at once."""
@@ -151,7 +156,7 @@ class LaneConsumer:
     def _saw(self, rows: int) -> None:
         """Let the window follow the size of messages, so that it holds about `window_rows` rows."""
         self._rows_per_message += 0.05 * (max(1, rows) - self._rows_per_message)
-        wanted = max(WINDOW_MIN, min(WINDOW_MAX, round(self.lane.window_rows / self._rows_per_message)))
+        wanted = max(WINDOW_MIN, min(WINDOW_MAX, round(self._window_rows / self._rows_per_message)))
         if max(wanted, self._window) >= 2 * min(wanted, self._window):
             self._window = wanted
             task = asyncio.get_running_loop().create_task(self._reopen_window())

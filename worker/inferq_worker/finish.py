@@ -18,7 +18,7 @@ from inferq_worker.errors import CALLERS_FAULT, StoreUnavailable
 from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from inferq_schemas import Job
     from inferq_worker.held import Held
@@ -137,10 +137,25 @@ class Finisher:
         else:
             delivery.settler.ack(delivery.tag)
 
-    async def hand_on(self, request: Request, job: Job, *, to_fallback: bool, expiration_ms: int | None) -> bool:
+    async def hand_on(
+        self,
+        request: Request,
+        job: Job,
+        *,
+        to_fallback: bool,
+        expiration_ms: int | None,
+        why: Mapping[str, object] | None = None,
+    ) -> bool:
         """Move a job to the fallback or back to its lane, then settle it here.
 
         A model without a fallback queue sends it back to its lane. Tries until it is confirmed.
+
+        Args:
+            request: whose message the job came in.
+            job: the job.
+            to_fallback: False = only its lane.
+            expiration_ms: how long the broker keeps it there; None = for ever.
+            why: headers that say so, for operators.
 
         Returns:
             False if no queue takes it; the request is then still open.
@@ -150,7 +165,9 @@ class Finisher:
         delay_s = _RETRY_MIN_S
         while exchanges:
             try:
-                await self._mover.pass_on(request.delivery, body, exchange=exchanges[0], expiration_ms=expiration_ms)
+                await self._mover.pass_on(
+                    request.delivery, body, exchange=exchanges[0], expiration_ms=expiration_ms, why=why or {}
+                )
             except Unroutable:
                 del exchanges[0]
             except PublishFailed:

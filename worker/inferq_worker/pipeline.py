@@ -5,37 +5,41 @@ The steps do not know each other; this module calls them in turn, decides what f
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
-from inferq_schemas import FALLBACK_LANE, Job, RejectedJob, Result
+from inferq_schemas import FALLBACK_LANE, Job, RejectedJob
 from inferq_worker.admit import admit
 from inferq_worker.answer import Answerer, RunTimes
 from inferq_worker.decode import deadline_s, decode
 from inferq_worker.errors import StoreUnavailable, WorkError
-from inferq_worker.scheduling import Batch
-from inferq_worker.work import Answer, Request, WorkItem
+from inferq_worker.outbox import digest_of
+from inferq_worker.scheduling import Batch, Batcher
+from inferq_worker.work import Request, WorkItem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from inferq_schemas import Limits, Tensor
+    from inferq_worker.device import Device
     from inferq_worker.finish import Finisher
     from inferq_worker.held import Held
     from inferq_worker.models import ModelFile
     from inferq_worker.observe.metrics import Metrics
+    from inferq_worker.outbox import Outbox
     from inferq_worker.payloads import Payloads
     from inferq_worker.poison import RunRecord
     from inferq_worker.publish import ReplyAllowList
     from inferq_worker.redelivered import Redelivered
     from inferq_worker.runtime import RunReport, Session
-    from inferq_worker.scheduling import Batcher, LatencyTable
+    from inferq_worker.scheduling import Clock, LatencyTable, Policy
     from inferq_worker.store import Store
     from inferq_worker.tasks import Tasks
+    from inferq_worker.triage import Triage
+    from inferq_worker.windows import Window
     from inferq_worker.work import Delivery
 
 _log = structlog.get_logger(__name__)
@@ -43,12 +47,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model at work: its session, its waiting jobs, and what is known of its run time."""
+    """A model at work: its session, what is known of its run time, and how much of its urgent lane to hold."""
 
     file: ModelFile
     session: Session
-    batcher: Batcher[WorkItem]
     latency: LatencyTable
+    window: Window
 
 
 class Pipeline:
@@ -56,6 +60,11 @@ class Pipeline:
 
     Args:
         models: by name.
+        policy: decides which jobs of all models run together, and when.
+        clock: monotonic seconds, and timers.
+        device: what they run on.
+        triage: judges jobs on arrival.
+        outbox: answers that need no run.
         answerer: signs results.
         finisher: stores, publishes, parks and settles answers.
         redelivered: judges jobs that come a second time.
@@ -68,6 +77,11 @@ class Pipeline:
         self,
         *,
         models: Mapping[str, ServedModel],
+        policy: Policy[WorkItem],
+        clock: Clock,
+        device: Device,
+        triage: Triage,
+        outbox: Outbox,
         limits: Limits,
         allow: ReplyAllowList,
         answerer: Answerer,
@@ -80,6 +94,10 @@ class Pipeline:
         tasks: Tasks,
     ) -> None:
         self._models = models
+        self._batcher = Batcher(policy, clock, self.expired, self.given_up)
+        self._device = device
+        self._triage = triage
+        self._outbox = outbox
         self._limits = limits
         self._allow = allow
         self._answerer = answerer
@@ -91,7 +109,6 @@ class Pipeline:
         self._metrics = metrics
         self._tasks = tasks
         self._held: dict[str, WorkItem] = {}
-        self._outbox: list[Answer] = []
         self._running: dict[Batch[WorkItem], float] = {}
         self._lanes_seen: set[tuple[str, str]] = set()
         self._draining = False
@@ -113,7 +130,7 @@ class Pipeline:
         except Exception as unreadable:  # noqa: BLE001 - whatever a body does, its sender is answered
             error = _as_work_error(unreadable)
             self._metrics.job_received(delivery.lane.model, delivery.lane.name)
-            self._refuse(Request(delivery, delivery.lane.name), error, "")
+            self._outbox.refuse(Request(delivery, delivery.lane.name), error, "")
             return 0
         if delivery.lane.name == FALLBACK_LANE and _belongs_to_the_dead(delivery, jobs, cpu=self._answerer.is_fallback):
             self._in_hand.leave(delivery)
@@ -123,27 +140,44 @@ class Pipeline:
         delivery.open_requests = len(jobs)
         return sum(self._take_job_safely(job, Request(delivery, lane), misaddressed) for job in jobs)
 
-    async def serve(self, model: ServedModel) -> None:
-        """The main loop of one device slot: the next batch, a last check, the run, and the answers on their way."""
-        while (batch := await model.batcher.next_batch()) is not None:
+    async def serve(self) -> None:
+        """The main loop of the device: the next batch, a last check, the run, and the answers on their way."""
+        while True:
+            await self._device.nearly_free()
+            batch = await self._batcher.next_batch(lambda: self._device.start_s)
+            if batch is None:
+                return
             closed_s = time.monotonic()
             record, batch = await self._claim(batch)
+            self._device.checked(time.monotonic() - closed_s)
             if not batch.items:
                 await self._finisher.abandon(record)
                 continue
+            model = self._models[batch.items[0].job.model]
+            await self._device.begin(batch, model.latency.predict(batch.rows, batch.items[0].bucket) or 0.0)
+            self._tasks.spawn(self._answer(model, batch, record, closed_s))
+
+    async def _answer(
+        self, model: ServedModel, batch: Batch[WorkItem], record: RunRecord | None, closed_s: float
+    ) -> None:
+        """Run a batch that has its slot of the device, and bring the answers out."""
+        try:
             report = await self._run(model, batch)
-            times = RunTimes(closed_s, time.monotonic())
-            self._record(model, batch, report, times)
-            for item in batch.items:
-                self._held.pop(item.job.id, None)
-            info = model.session.info
-            served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
-            answers = list(self._answerer.results(batch, report, times, served_by, info))
             if batch.reason == "solo":
                 # It survived, and that must be known before the next suspect runs: an end then would condemn both.
                 await self._finisher.abandon(record)
                 record = None
-            self._tasks.spawn(self._finisher.finish(answers, record))
+        finally:
+            self._device.end(batch)
+        times = RunTimes(closed_s, time.monotonic())
+        self._record(model, batch, report, times)
+        for item in batch.items:
+            self._held.pop(item.job.id, None)
+        info = model.session.info
+        served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
+        answers = list(self._answerer.results(batch, report, times, served_by, info))
+        await self._finisher.finish(answers, record)
+        self._triage.answered(time.monotonic() - times.ended_s)
 
     def expired(self, item: WorkItem) -> None:
         """The scheduler gave a job up: its deadline passed while it waited."""
@@ -152,12 +186,21 @@ class Pipeline:
         error = WorkError("deadline_exceeded", f"deadline passed after {waited_ms:.0f} ms in the worker's queue")
         self._give_up(item, error)
 
+    def given_up(self, item: WorkItem) -> None:
+        """The scheduler gave a job up that has time left: no run could answer it without making many others late."""
+        if self._triage.rescues(item):
+            self._held.pop(item.job.id, None)
+            return
+        self._metrics.deadline_missed(item.job.model, item.lane, "compose")
+        left_ms = ((item.deadline_s or 0.0) - time.monotonic()) * 1000
+        message = f"{left_ms:.0f} ms left, and no batch that is large enough to keep up could answer in that time"
+        self._give_up(item, WorkError("deadline_exceeded", message))
+
     def drain(self) -> None:
         """Take nothing more: what is not in a batch goes back to its queue, so that another worker can batch it."""
         self._draining = True
-        for model in self._models.values():
-            for item in model.batcher.close():
-                self._give_back(item)
+        for item in self._batcher.close():
+            self._give_back(item)
 
     @property
     def held_jobs(self) -> int:
@@ -194,17 +237,17 @@ class Pipeline:
         try:
             return self._take_job(job, request, misaddressed)
         except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
-            self._refuse(request, _as_work_error(error), job.id)
+            self._outbox.refuse(request, _as_work_error(error), job.id)
             return 0
 
     def _take_job(self, job: Job | RejectedJob, request: Request, misaddressed: WorkError | None) -> int:
         if isinstance(job, RejectedJob):
             error = WorkError(job.error.code, job.error.message)
             # Without an id there is no key to store under: all such jobs would share one outcome.
-            self._refuse(request, error, job.id, digest=_digest(request.delivery.body) if job.id else None)
+            self._outbox.refuse(request, error, job.id, digest=digest_of(request.delivery.body) if job.id else None)
             return 0
         if misaddressed is not None:
-            self._refuse(request, misaddressed, job.id, job=job)
+            self._outbox.refuse(request, misaddressed, job.id, job=job)
         elif request.delivery.redelivered or self._payloads.needed(job):
             self._tasks.spawn(self._take_later(job, request))
         else:
@@ -220,24 +263,28 @@ class Pipeline:
             payloads = await self._payloads.resolve(job, request.delivery)
             self._schedule(job, request, payloads, alone=alone)
         except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
-            self._refuse(request, _as_work_error(error), job.id, job=job)
+            self._outbox.refuse(request, _as_work_error(error), job.id, job=job)
 
     def _schedule(self, job: Job, request: Request, payloads: Mapping[str, Tensor], *, alone: bool = False) -> None:
         if self._draining:
-            self._give_back_request(request)
+            self._outbox.give_back(request)
             return
         try:
             if self._attach(job, request):
                 return
             item = self._admit(job, request, payloads)
+            item.alone = alone
+            if not self._triage.admits(item, self._models[job.model].latency):
+                return
         except WorkError as error:
             if error.code == "deadline_exceeded":
                 self._metrics.deadline_missed(job.model, request.lane, "admit")
-            self._refuse(request, error, job.id, job=job)
+            self._outbox.refuse(request, error, job.id, job=job)
             return
-        item.alone = alone
+        if item.deadline_s is not None and not item.lane_rank:
+            self._models[job.model].window.arrived(item.deadline_s - item.arrived_s)
         self._held[job.id] = item
-        self._models[job.model].batcher.add(item)
+        self._batcher.add(item)
 
     def _admit(self, job: Job, request: Request, payloads: Mapping[str, Tensor]) -> WorkItem:
         model = self._models.get(job.model)
@@ -281,7 +328,7 @@ class Pipeline:
         for item, outcome in zip(batch.items, outcomes, strict=True):
             if outcome is not None:
                 self._held.pop(item.job.id, None)
-                self._answer_soon(self._finisher.from_store(item, outcome))
+                self._outbox.repeat(item, outcome)
             elif item.stale:
                 self._give_back(item)
             elif item.deadline_s is not None and item.deadline_s <= now_s and not item.serve_late:
@@ -299,7 +346,10 @@ class Pipeline:
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name
-        model.latency.observe(report.rows, report.run_s)
+        model.window.served(report.rows)
+        error_ratio = model.latency.observe(report.rows, report.run_s, batch.items[0].bucket)
+        if error_ratio is not None:
+            self._metrics.prediction_error(name, error_ratio)
         self._metrics.batch_done(
             name, rows=report.rows, padded_rows=report.padded_rows, reason=batch.reason, run_s=report.run_s
         )
@@ -318,39 +368,12 @@ class Pipeline:
 
     def _give_up(self, item: WorkItem, error: WorkError) -> None:
         self._held.pop(item.job.id, None)
-        self._answer_soon(self._answerer.failure(item, error))
-
-    def _refuse(
-        self,
-        request: Request,
-        error: WorkError,
-        job_id: str,
-        *,
-        job: Job | None = None,
-        digest: bytes | None = None,
-    ) -> None:
-        result = Result.failed(job_id, error.code, error.message, fallback=self._answerer.is_fallback)
-        digest = job.digest() if job is not None else digest
-        self._answer_soon(Answer((request,), result, digest, keep=error.keep, job=job))
-
-    def _answer_soon(self, answer: Answer) -> None:
-        """Answers of one turn of the loop leave together: a thousand expired jobs make one pipeline, not a thousand."""
-        self._outbox.append(answer)
-        if len(self._outbox) == 1:
-            self._tasks.spawn(self._send_outbox())
-
-    async def _send_outbox(self) -> None:
-        answers, self._outbox = self._outbox, []
-        await self._finisher.finish(answers, None)
+        self._outbox.fail(item, error)
 
     def _give_back(self, item: WorkItem) -> None:
         self._held.pop(item.job.id, None)
         for request in item.requests:
-            self._give_back_request(request)
-
-    def _give_back_request(self, request: Request) -> None:
-        request.delivery.goes_back = True
-        self._finisher.settle(request)
+            self._outbox.give_back(request)
 
 
 _CONFLICT = "this id already stands for another content; use a new id, or force to run again"
@@ -366,10 +389,6 @@ def _as_work_error(error: Exception) -> WorkError:
 def _forces(item: WorkItem) -> bool:
     """`force` forgets the stored outcome once: not when the job comes back after its own run."""
     return item.job.force and not any(request.delivery.redelivered for request in item.requests)
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def _belongs_to_the_dead(delivery: Delivery, jobs: Sequence[Job | RejectedJob], *, cpu: bool) -> bool:

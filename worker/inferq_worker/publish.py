@@ -154,8 +154,18 @@ class Mover:
         )
         self._metrics.parked(delivery.routing_key.partition(".")[0], error.code if error else "internal")
 
-    async def pass_on(self, delivery: Delivery, body: bytes, *, exchange: str, expiration_ms: int | None) -> None:
+    async def pass_on(
+        self,
+        delivery: Delivery,
+        body: bytes,
+        *,
+        exchange: str,
+        expiration_ms: int | None,
+        why: Mapping[str, object] | None = None,
+    ) -> None:
         """Publish a job to `inferq.fallback` or `inferq.jobs` under its routing key, one attempt further.
+
+        `why` are headers for people who look at the message.
 
         Raises:
             Unroutable: no queue there takes it (no CPU role for this model).
@@ -164,7 +174,8 @@ class Mover:
         if exchange not in (FALLBACK_EXCHANGE, JOBS_EXCHANGE):
             raise ValueError(f"jobs are not passed on to {exchange!r}")
         attempt = delivery.headers.get(ATTEMPT_HEADER)
-        headers = _kept(delivery.headers) | {ATTEMPT_HEADER: (attempt if isinstance(attempt, int) else 1) + 1}
+        attempts = (attempt if isinstance(attempt, int) else 1) + 1
+        headers = _kept(delivery.headers) | {ATTEMPT_HEADER: attempts, **(why or {})}
         await self._publisher.publish(
             body,
             exchange=exchange,

@@ -26,12 +26,23 @@ class ModelsSettings(Section):
 
 
 class BatchingSettings(Section):
-    """When a batch leaves."""
+    """When a batch leaves, and with which jobs."""
+
+    policy: Literal["earliest_deadline", "size_or_timeout"] = Field(
+        default="earliest_deadline",
+        description="earliest_deadline: deadline order, early drop, diversion to CPU workers; size_or_timeout: plain.",
+    )
 
     max_rows: int = Field(default=32, ge=1, le=65_536, description="Largest batch, in rows.")
     max_bytes: int = Field(default=64 * MIB, ge=1, description="Largest batch, in bytes of input.")
     max_wait_s: float = Field(
         default=0.005, ge=0, le=60, description="Longest wait for company while a device is free, in seconds."
+    )
+    bulk_share: float = Field(
+        default=0.1, ge=0, le=1, description="Rows that bulk lanes get while interactive ones are overloaded, as a share."
+    )
+    ageing_s: float = Field(
+        default=60.0, gt=0, description="A job without deadline precedes jobs due later than this after its arrival."
     )
 
 

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from inferq.keys import done_channel, input_key, output_key, result_key
 from inferq.outcome import Outcome, decode_outcome
 from inferq_schemas import ContractError
+from inferq_worker.cpu import CpuWorker
 from inferq_worker.errors import StoreUnavailable
 from inferq_worker.poison import RunRecord
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from inferq_worker.observe.metrics import Metrics
 
 HEARTBEAT_TTL_S = 10
-HEARTBEAT_EVERY_S = 3.0
+HEARTBEAT_EVERY_S = 1.0
 
 
 class Store:
@@ -149,31 +150,46 @@ class Store:
         if keys:
             await self._call("running", self._redis.hdel(self._running_key, *keys))
 
-    async def beat(self, *, cpu_models: Sequence[str] = ()) -> None:
+    async def beat(self, *, cpu: Mapping[str, CpuWorker] | None = None, gpu_models: Sequence[str] = ()) -> None:
         """Say that this worker lives, good for `HEARTBEAT_TTL_S` seconds; also finds out that Redis is back.
 
         Args:
-            cpu_models: models whose fallback queue this worker serves in the CPU role.
+            cpu: in the CPU role, what it can do, by model whose fallback queue it serves.
+            gpu_models: in the GPU role, the models that it may divert from.
         """
         pipe = self._pipeline()
         pipe.set(self._beat_key(self._worker), b"1", ex=HEARTBEAT_TTL_S)
-        for model in cpu_models:
-            pipe.set(self._cpu_key(model), b"1", ex=HEARTBEAT_TTL_S)
+        for model, entry in (cpu or {}).items():
+            pipe.hset(self._cpu_key(model), self._worker, entry.encode())
+            pipe.expire(self._cpu_key(model), HEARTBEAT_TTL_S)
+        for model in gpu_models:
+            pipe.zadd(self._gpu_key(model), {self._worker: time.time()})
+            pipe.zremrangebyscore(self._gpu_key(model), "-inf", time.time() - HEARTBEAT_TTL_S)
+            pipe.expire(self._gpu_key(model), HEARTBEAT_TTL_S)
         try:
             await self._execute(pipe, "running", probe=True)
         finally:
             self._metrics.redis_available(available=self.up)
 
-    async def cpu_served(self, models: Sequence[str]) -> frozenset[str]:
-        """Of `models`, those whose fallback queue a worker in the CPU role serves."""
-        beats = (
-            await self._call("running", self._redis.mget([self._cpu_key(model) for model in models])) if models else []
-        )
-        return frozenset(model for model, beat in zip(models, beats, strict=True) if beat is not None)
+    async def cpu_workers(self, model: str) -> tuple[dict[str, CpuWorker], int]:
+        """Workers in the CPU role that serve a model's fallback queue, by id, and how many GPU workers divert to them.
 
-    async def retire(self) -> None:
-        """A clean end: the heartbeat goes at once."""
-        await self._call("running", self._redis.delete(self._beat_key(self._worker)))
+        Entries of workers that ended without a word stay for a while; their `beat` stands still.
+        """
+        pipe = self._pipeline()
+        pipe.hgetall(self._cpu_key(model))
+        pipe.zcount(self._gpu_key(model), time.time() - HEARTBEAT_TTL_S, "+inf")
+        entries, gpu_workers = await self._execute(pipe, "running")
+        return {key.decode(): CpuWorker.decode(raw) for key, raw in entries.items()}, int(gpu_workers)
+
+    async def retire(self, models: Sequence[str]) -> None:
+        """A clean end: the heartbeat goes at once, and nobody counts on this worker any more."""
+        pipe = self._pipeline()
+        pipe.delete(self._beat_key(self._worker))
+        for model in models:
+            pipe.hdel(self._cpu_key(model), self._worker)
+            pipe.zrem(self._gpu_key(model), self._worker)
+        await self._execute(pipe, "running")
 
     async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
         """Raw bytes behind the claim checks of a job's inputs, in order; None where the key is gone."""
@@ -200,6 +216,9 @@ class Store:
 
     def _cpu_key(self, model: str) -> str:
         return f"{self._prefix}:cpu:{model}"
+
+    def _gpu_key(self, model: str) -> str:
+        return f"{self._prefix}:gpu:{model}"
 
     def _pipeline(self) -> Pipeline:
         return self._redis.pipeline(transaction=False)

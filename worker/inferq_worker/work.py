@@ -92,7 +92,7 @@ class WorkItem:
     Args:
         requests: who waits for the answer; a redelivery or a duplicate attaches itself here.
         inputs: name -> array `(rows, ...)`, read-only views of the message body.
-        bucket: jobs of equal bucket can share a batch (same names, types and inner shapes).
+        bucket: jobs of equal bucket can share a batch (same model, names, types and inner shapes).
         digest: 16 bytes over the job's content.
         arrived_s: monotonic seconds.
         deadline_s: monotonic seconds, None = none.

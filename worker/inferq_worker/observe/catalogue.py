@@ -29,6 +29,7 @@ LINKS = ("consume", "publish")
 
 _WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _RUN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_ERROR_BOUNDS = (-0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0)
 _ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MODEL_LANE = ("model", "lane")
 
@@ -114,6 +115,10 @@ class Catalogue:
         self.padded_rows = self._counter("padded_rows", "Rows computed only to fill a batch.", "model")
         self.run_time = self._histogram(
             "inference_duration_seconds", "One run of the session.", _RUN_BOUNDS_S, "model", "role"
+        )
+
+        self.prediction_error = self._histogram(
+            "run_prediction_error_ratio", "How much longer a run took than predicted.", _ERROR_BOUNDS, "model"
         )
 
     def _make_edge_metrics(self) -> None:

@@ -148,6 +148,10 @@ class Metrics:
         self._all.run_time(model, self._role).observe(run_s)
         self._all.progress().set_to_current_time()
 
+    def prediction_error(self, model: str, ratio: float) -> None:
+        """A run took this much longer than predicted: 0.5 means one and a half times as long."""
+        self._all.prediction_error(self._model(model)).observe(ratio)
+
     def acked(self, deliveries: int = 1) -> None:
         """Deliveries were acknowledged."""
         self._all.acks().inc(deliveries)

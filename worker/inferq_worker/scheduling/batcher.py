@@ -25,12 +25,20 @@ class Batcher(Generic[T]):
         policy: decides; holds the jobs.
         clock: monotonic seconds and timers.
         on_expired: told of every job whose deadline passed while it waited; it is no longer held then.
+        on_given_up: told of every job that the policy gave up before its deadline; None = as expired.
     """
 
-    def __init__(self, policy: Policy[T], clock: Clock, on_expired: Callable[[T], None]) -> None:
+    def __init__(
+        self,
+        policy: Policy[T],
+        clock: Clock,
+        on_expired: Callable[[T], None],
+        on_given_up: Callable[[T], None] | None = None,
+    ) -> None:
         self._policy = policy
         self._clock = clock
         self._on_expired = on_expired
+        self._on_given_up = on_given_up or on_expired
         self._changed = asyncio.Event()
         self._timer: Timer | None = None
         self._timer_s = float("inf")
@@ -47,8 +55,11 @@ class Batcher(Generic[T]):
         """Forget a waiting job; False if it has left already."""
         return self._policy.discard(item)
 
-    async def next_batch(self) -> Batch[T] | None:
+    async def next_batch(self, start_s: Callable[[], float] | None = None) -> Batch[T] | None:
         """Wait for the next batch.
+
+        Args:
+            start_s: says when a batch handed out now will begin to run, if that is later than now.
 
         Returns:
             A batch, or None once the batcher is closed, and then for ever.
@@ -57,7 +68,7 @@ class Batcher(Generic[T]):
         """
         while not self._closed:
             self._changed.clear()
-            batch = self._poll(free=True)
+            batch = self._poll(free=True, start_s=None if start_s is None else start_s())
             if batch is not None:
                 return batch
             await self._changed.wait()
@@ -75,10 +86,12 @@ class Batcher(Generic[T]):
         """How many jobs wait."""
         return len(self._policy)
 
-    def _poll(self, *, free: bool) -> Batch[T] | None:
-        poll = self._policy.poll(self._clock.now(), free=free)
+    def _poll(self, *, free: bool, start_s: float | None = None) -> Batch[T] | None:
+        poll = self._policy.poll(self._clock.now(), free=free, start_s=start_s)
         for item in poll.expired:
             self._on_expired(item)
+        for item in poll.given_up:
+            self._on_given_up(item)
         if poll.wake_s is not None:
             self._arm(poll.wake_s)
         return poll.batch

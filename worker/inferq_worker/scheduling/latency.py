@@ -1,53 +1,117 @@
-"""How long a batch of so many rows will run, learned from warm-up and from every run since."""
+"""How long a batch of so many rows will run, by shape bucket: learned from warm-up and from every run since."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
-_WEIGHT = 0.2
-"""Weight of a new run in the moving average: five runs forget a change of speed."""
+_WEIGHT = 0.1
+"""Weight of a new run in the moving averages: ten runs forget a change of speed."""
+_OUTLIER = 3.0
+"""A run that took longer than this many times its expectation counts as this many: one hiccup does not move a mean."""
+_P95_DEVIATIONS = 2.06
+"""p95 of a normal distribution in mean absolute deviations: 1.645 sigma, and sigma = 1.253 deviations."""
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """Moving mean and mean absolute deviation of one size, in seconds."""
+
+    mean_s: float
+    deviation_s: float = 0.0
+
+    def learn(self, run_s: float) -> None:
+        run_s = min(run_s, _OUTLIER * self.mean_s) if self.mean_s else run_s
+        self.deviation_s += _WEIGHT * (abs(run_s - self.mean_s) - self.deviation_s)
+        self.mean_s += _WEIGHT * (run_s - self.mean_s)
 
 
 class LatencyTable:
-    """Run time in seconds by number of rows: a moving average per size, straight lines between known sizes.
+    """Run time in seconds by rows and shape bucket: mean and p95, straight lines between known sizes.
 
-    Before anything is known it predicts None, and who asks falls back on size-or-timeout.
+    A bucket that has not run yet is expected to be as fast as the warm-up; one that has run at some sizes is expected
+    to differ from the warm-up by the same factor at the others. Before anything is known it predicts None, and who
+    asks falls back on size-or-timeout.
+
+    Args:
+        seed: rows -> seconds from the warm-up.
     """
 
     def __init__(self, seed: Mapping[int, float] | None = None) -> None:
-        self._seconds: dict[int, float] = dict(seed or {})
-        self._sizes = sorted(self._seconds)
+        self._seed = dict(seed or {})
+        self._seed_sizes = sorted(self._seed)
+        self._buckets: dict[Hashable, dict[int, _Estimate]] = {}
+        self._factors: dict[Hashable, float] = {}
+        self._error_ratio = 0.0
 
-    def observe(self, rows: int, run_s: float) -> None:
-        """Learn from one run of `rows` rows that took `run_s` seconds; a run that refused every job teaches nothing."""
+    def observe(self, rows: int, run_s: float, bucket: Hashable = None) -> float | None:
+        """Learn from one run; a run that refused every job (0 rows) teaches nothing.
+
+        Returns:
+            How wrong the prediction was, as a ratio: 0.5 means that the run took one and a half times as long. None
+            if there was none.
+        """
         if rows < 1:
-            return
-        known = self._seconds.get(rows)
-        if known is None:
-            self._sizes.insert(bisect_left(self._sizes, rows), rows)
-            self._seconds[rows] = run_s
-        else:
-            self._seconds[rows] = known + _WEIGHT * (run_s - known)
-
-    def predict(self, rows: int) -> float | None:
-        """Seconds that a batch of `rows` rows is expected to run, or None before anything is known."""
-        if not self._sizes:
             return None
-        index = bisect_left(self._sizes, rows)
-        if index == len(self._sizes):
-            largest = self._sizes[-1]
-            return self._seconds[largest] * rows / largest
-        upper = self._sizes[index]
-        if upper == rows or index == 0:
-            return self._seconds[upper]
-        lower = self._sizes[index - 1]
-        share = (rows - lower) / (upper - lower)
-        return self._seconds[lower] + share * (self._seconds[upper] - self._seconds[lower])
+        predicted_s = self.predict(rows, bucket)
+        known = self._buckets.setdefault(bucket, {})
+        if rows in known:
+            known[rows].learn(run_s)
+        else:
+            expected_s = predicted_s or run_s
+            known[rows] = _Estimate(min(run_s, _OUTLIER * expected_s))
+        self._learn_factor(rows, known[rows].mean_s, bucket)
+        return run_s / predicted_s - 1.0 if predicted_s else None
+
+    def predict(self, rows: int, bucket: Hashable = None) -> float | None:
+        """Mean seconds of a batch of `rows` rows, or None before anything is known."""
+        known = self._buckets.get(bucket)
+        if known is not None and rows in known:
+            return known[rows].mean_s
+        seeded_s = _on_lines(self._seed, self._seed_sizes, rows)
+        if seeded_s is not None:
+            return seeded_s * self._factors.get(bucket, 1.0)
+        if known:
+            return _on_lines({size: estimate.mean_s for size, estimate in known.items()}, sorted(known), rows)
+        return None
+
+    def p95(self, rows: int, bucket: Hashable = None) -> float | None:
+        """Seconds that 95 % of such batches do not exceed, or None before anything is known."""
+        mean_s = self.predict(rows, bucket)
+        if mean_s is None:
+            return None
+        known = self._buckets.get(bucket)
+        if not known:
+            return mean_s
+        nearest = known.get(rows) or known[min(known, key=lambda size: abs(size - rows))]
+        return mean_s + _P95_DEVIATIONS * nearest.deviation_s * (mean_s / nearest.mean_s if nearest.mean_s else 1.0)
 
     def snapshot(self) -> Mapping[int, float]:
-        """Rows -> seconds, for `/status`."""
-        return {rows: self._seconds[rows] for rows in self._sizes}
+        """Rows -> mean seconds, the warm-up's sizes and those that ran, for `/status`."""
+        ran = {rows: estimate.mean_s for known in self._buckets.values() for rows, estimate in known.items()}
+        return dict(sorted((self._seed | ran).items()))
+
+    def _learn_factor(self, rows: int, mean_s: float, bucket: Hashable) -> None:
+        seeded_s = _on_lines(self._seed, self._seed_sizes, rows)
+        if seeded_s:
+            factor = self._factors.get(bucket, mean_s / seeded_s)
+            self._factors[bucket] = factor + _WEIGHT * (mean_s / seeded_s - factor)
+
+
+def _on_lines(seconds: Mapping[int, float], sizes: list[int], rows: int) -> float | None:
+    """Between two known sizes on the straight line, below the first like the first, above the last in proportion."""
+    if not sizes:
+        return None
+    index = bisect_left(sizes, rows)
+    if index == len(sizes):
+        return seconds[sizes[-1]] * rows / sizes[-1]
+    upper = sizes[index]
+    if upper == rows or index == 0:
+        return seconds[upper]
+    lower = sizes[index - 1]
+    share = (rows - lower) / (upper - lower)
+    return seconds[lower] + share * (seconds[upper] - seconds[lower])

@@ -1,0 +1,139 @@
+"""On arrival: can the GPU answer in time, can a CPU worker, or nobody? Diverts while there is slack, refuses early."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inferq_schemas import FALLBACK_LANE
+from inferq_worker.errors import WorkError
+from inferq_worker.scheduling.admission import Admission, Forecast, decide, forecast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from inferq_schemas import Job
+    from inferq_worker.cpu import CpuPool
+    from inferq_worker.device import Device
+    from inferq_worker.finish import Finisher
+    from inferq_worker.observe.metrics import Metrics
+    from inferq_worker.scheduling import Clock, LatencyTable
+    from inferq_worker.scheduling.simulator import ForecastingPolicy
+    from inferq_worker.tasks import Tasks
+    from inferq_worker.work import Request, WorkItem
+
+
+class Triage:
+    """Judges jobs with a deadline.
+
+    Args:
+        policy: knows how much runs before a new job; None judges nothing (size-or-timeout).
+        cpus: CPU workers by model, kept current by the upkeep; empty in the CPU role.
+        after_s: from the end of a run to the answer, seconds; learned with `answered`.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a judgement rests on
+        self,
+        *,
+        policy: ForecastingPolicy[WorkItem] | None,
+        device: Device,
+        cpus: Mapping[str, CpuPool],
+        finisher: Finisher,
+        clock: Clock,
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> None:
+        self._policy = policy
+        self._device = device
+        self._cpus = cpus
+        self._finisher = finisher
+        self._clock = clock
+        self._metrics = metrics
+        self._tasks = tasks
+        self._after_s = 0.002
+
+    def answered(self, after_s: float) -> None:
+        """A batch's answers were out this long after its run, in seconds."""
+        self._after_s += 0.1 * (after_s - self._after_s)
+
+    def admits(self, item: WorkItem, latency: LatencyTable) -> bool:
+        """Whether the GPU takes the job; False: it was diverted.
+
+        Raises:
+            WorkError: `deadline_exceeded` with both estimates: neither can answer in time.
+        """
+        if self._policy is None or item.deadline_s is None or item.alone or item.lane_rank:
+            return True
+        gpu = self._forecast(self._policy, item, latency)
+        if gpu is None:
+            return True
+        cpu_s = self._cpu_finish_s(item)
+        decision = decide(
+            gpu,
+            cpu_s=cpu_s,
+            deadline_s=item.deadline_s,
+            may_divert=self._may_divert(item),
+            serve_late=item.serve_late,
+        )
+        if decision is Admission.DIVERT:
+            self._divert(item, gpu.sober_s, cpu_s)
+            return False
+        if decision is Admission.REFUSE:
+            raise WorkError("deadline_exceeded", self._both_miss(item, gpu.hopeful_s, cpu_s))
+        return True
+
+    def rescues(self, item: WorkItem) -> bool:
+        """Whether a job that the scheduler gave up could still be diverted in time, and was."""
+        cpu_s = self._cpu_finish_s(item)
+        if cpu_s is None or item.deadline_s is None or cpu_s > item.deadline_s or not self._may_divert(item):
+            return False
+        self._divert(item, None, cpu_s)
+        return True
+
+    def _forecast(
+        self, policy: ForecastingPolicy[WorkItem], item: WorkItem, latency: LatencyTable
+    ) -> Forecast | None:
+        if item.deadline_s is None or latency.predict(1, item.bucket) is None:
+            return None
+        return forecast(
+            rows_ahead=policy.rows_ahead(item.deadline_s),
+            rows=item.rows,
+            target_rows=policy.target_rows(item.bucket),
+            start_s=self._device.start_s,
+            run_s=lambda rows: latency.predict(rows, item.bucket) or 0.0,
+            after_s=self._after_s,
+        )
+
+    def _may_divert(self, item: WorkItem) -> bool:
+        return item.job.fallback == "allow" and all(
+            request.delivery.lane.name != FALLBACK_LANE for request in item.requests
+        )
+
+    def _cpu_finish_s(self, item: WorkItem) -> float | None:
+        pool = self._cpus.get(item.job.model)
+        return None if pool is None else pool.finish_s(item.rows, self._clock.now())
+
+    def _divert(self, item: WorkItem, gpu_s: float | None, cpu_s: float | None) -> None:
+        now_s = self._clock.now()
+        left_ms = int(((item.deadline_s or now_s) - now_s) * 1000)
+        estimates = {"inferq-divert-reason": "deadline", "inferq-divert-cpu-ms": _ms(cpu_s, now_s)}
+        if gpu_s is not None:
+            estimates["inferq-divert-gpu-ms"] = _ms(gpu_s, now_s)
+        self._cpus[item.job.model].diverted()
+        self._metrics.diverted(item.job.model, "deadline")
+        for request in item.requests:
+            self._tasks.spawn(self._hand_over(request, item.job, left_ms, estimates))
+
+    async def _hand_over(self, request: Request, job: Job, left_ms: int, why: Mapping[str, object]) -> None:
+        await self._finisher.hand_on(request, job, to_fallback=True, expiration_ms=max(0, left_ms), why=why)
+
+    def _both_miss(self, item: WorkItem, gpu_s: float, cpu_s: float | None) -> str:
+        now_s = self._clock.now()
+        left_ms = ((item.deadline_s or now_s) - now_s) * 1000
+        cpu = "no CPU worker lives" if cpu_s is None else f"a CPU worker would answer in {_ms(cpu_s, now_s)} ms"
+        if cpu_s is not None and not self._may_divert(item):
+            cpu = "the job may not go to a CPU worker"
+        return f"{left_ms:.0f} ms left; this worker would answer in {_ms(gpu_s, now_s)} ms, and {cpu}"
+
+
+def _ms(when_s: float | None, now_s: float) -> int:
+    return 0 if when_s is None else round((when_s - now_s) * 1000)

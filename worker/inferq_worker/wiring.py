@@ -1,0 +1,133 @@
+"""Puts the steps together: which object knows which. Decides nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inferq_schemas import Limits
+from inferq_worker.answer import Answerer
+from inferq_worker.cpu import CpuPool
+from inferq_worker.device import Device
+from inferq_worker.finish import Finisher
+from inferq_worker.held import Held
+from inferq_worker.outbox import Outbox
+from inferq_worker.payloads import Payloads
+from inferq_worker.pipeline import Pipeline
+from inferq_worker.publish import Mover, Replies, ReplyAllowList
+from inferq_worker.redelivered import Redelivered
+from inferq_worker.scheduling import EarliestDeadline, SizeOrTimeout
+from inferq_worker.scheduling.clock import LoopClock
+from inferq_worker.triage import Triage
+from inferq_worker.undertaker import Undertaker
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from inferq_worker.broker import Broker
+    from inferq_worker.observe.metrics import Metrics
+    from inferq_worker.pipeline import ServedModel
+    from inferq_worker.scheduling import Policy
+    from inferq_worker.settings import WorkerSettings
+    from inferq_worker.store import Store
+    from inferq_worker.tasks import Tasks
+    from inferq_worker.work import WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the program drives: the pipeline, the undertaker, and the pictures of CPU workers to keep current."""
+
+    pipeline: Pipeline
+    undertaker: Undertaker
+    cpus: Mapping[str, CpuPool]
+
+
+def wire(
+    settings: WorkerSettings,
+    models: Mapping[str, ServedModel],
+    broker: Broker,
+    store: Store,
+    *,
+    worker: str,
+    metrics: Metrics,
+    tasks: Tasks,
+) -> Steps:
+    """Build the steps of a worker around its models, connections and store."""
+    limits = Limits(body_bytes=settings.limits.body_bytes, bundle_jobs=settings.limits.bundle_jobs)
+    allow = ReplyAllowList(settings.replies.allow)
+    held = Held(settings.lanes.max_held_bytes, broker.pause_bulk)
+    finisher = Finisher(
+        store=store,
+        replies=Replies(broker.replies, metrics),
+        mover=Mover(broker.moves, metrics),
+        metrics=metrics,
+        tasks=tasks,
+        claim_check_bytes=settings.limits.claim_check_bytes,
+        held=held,
+    )
+    answerer = Answerer(worker=worker, role=settings.role)
+    clock = LoopClock(asyncio.get_running_loop())
+    device = Device(settings.runtime.slots if settings.role == "cpu" else 1, clock)
+    cpus = {name: CpuPool() for name, model in models.items() if settings.role == "gpu" and model.file.fallback}
+    policy = _policy(settings, models)
+    triage = Triage(
+        policy=policy if isinstance(policy, EarliestDeadline) else None,
+        device=device,
+        cpus=cpus,
+        finisher=finisher,
+        clock=clock,
+        metrics=metrics,
+        tasks=tasks,
+    )
+    pipeline = Pipeline(
+        models=models,
+        policy=policy,
+        clock=clock,
+        device=device,
+        triage=triage,
+        outbox=Outbox(finisher, answerer, tasks),
+        limits=limits,
+        allow=allow,
+        answerer=answerer,
+        finisher=finisher,
+        store=store,
+        redelivered=Redelivered(store, worker, metrics),
+        payloads=Payloads(store, max_bytes=settings.limits.payload_bytes),
+        in_hand=held,
+        metrics=metrics,
+        tasks=tasks,
+    )
+    undertaker = Undertaker(limits=limits, allow=allow, finisher=finisher, held=held, metrics=metrics, tasks=tasks)
+    return Steps(pipeline, undertaker, cpus)
+
+
+def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel]) -> Policy[WorkItem]:
+    batching = settings.batching
+
+    def max_rows(bucket: Hashable) -> int:
+        info = _model(models, bucket).session.info
+        return info.max_rows if info.batchable else 1
+
+    def predict_s(bucket: Hashable, rows: int) -> float | None:
+        return _model(models, bucket).latency.predict(rows, bucket)
+
+    if batching.policy == "size_or_timeout":
+        return SizeOrTimeout(
+            max_rows=max_rows, max_bytes=batching.max_bytes, max_wait_s=batching.max_wait_s, predict_s=predict_s
+        )
+    return EarliestDeadline(
+        max_rows=max_rows,
+        max_bytes=batching.max_bytes,
+        max_wait_s=batching.max_wait_s,
+        predict_s=predict_s,
+        bulk_share=batching.bulk_share,
+        ageing_s=batching.ageing_s,
+    )
+
+
+def _model(models: Mapping[str, ServedModel], bucket: Hashable) -> ServedModel:
+    """A bucket of this worker is (model name, shapes), see `admit`."""
+    name, _ = bucket  # type: ignore[misc]  # Hashable to the scheduler, a pair to us
+    return models[name]
