@@ -573,7 +573,7 @@ async def fake_worker(
             policy: SizeOrTimeout[WorkItem] = SizeOrTimeout(
                 max_rows=max_rows, max_bytes=2**20, max_wait_s=max_wait_s, predict_s=latency.predict
             )
-            batcher = Batcher(policy, LoopClock(asyncio.get_running_loop()), pipeline.expired)
+            batcher = Batcher(policy, LoopClock(asyncio.get_running_loop(), time.monotonic), pipeline.expired)
             models["m"] = ServedModel(ModelFile("m", "1", Path("model.onnx")), session, batcher, latency)
             undertaker = Undertaker(held=held, **shared)
             settler = settler_of(channel, metrics)

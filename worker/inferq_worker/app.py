@@ -240,7 +240,7 @@ class Worker:
             metrics=metrics,
             tasks=tasks,
         )
-        clock = LoopClock(asyncio.get_running_loop())
+        clock = LoopClock(asyncio.get_running_loop(), time.monotonic)
         for file, session, seconds in sessions:
             self._models[file.name] = self._served(file, session, seconds, clock, pipeline)
         undertaker = Undertaker(limits=limits, allow=allow, finisher=finisher, held=held, metrics=metrics, tasks=tasks)
