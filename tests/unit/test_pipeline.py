@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.fakes import WORKER, FakeWorker, VirtualTime, fake_worker, job_of, tensor
+from tests.fakes import WORKER, VirtualTime, job_of, tensor
+from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 
 from inferq.outcome import Outcome
 from inferq_schemas import Job, Tensor, decode_jobs, encode_bundle, encode_job
@@ -41,7 +42,7 @@ def picky(item: Feeds) -> Feeds | RowError:
     return RowError("inference_failed", "overflow") if (item["x"] > 100).any() else double(item)
 
 
-def run_ids(worker: FakeWorker) -> list[int]:
+def run_ids(worker: WorkerOnFakes) -> list[int]:
     """How many jobs each run had."""
     return [len(run) for run in worker.session.calls]
 
@@ -56,7 +57,7 @@ def slowly(command: Callable[..., Awaitable[Any]], seconds: float) -> Callable[.
     return wait
 
 
-def left_behind(worker: FakeWorker, *ids: str, by: str = "dead") -> None:
+def left_behind(worker: WorkerOnFakes, *ids: str, by: str = "dead") -> None:
     record = RunRecord(f"{by}/{len(worker.store.running)}", by, frozenset(ids), 0)
     worker.store.running[record.key] = record
 
@@ -436,7 +437,7 @@ async def test_jobs_that_the_broker_took_back_are_not_run(time: VirtualTime) -> 
 
 
 async def test_a_broken_session_ends_the_worker_and_leaves_its_record_as_evidence(time: VirtualTime) -> None:
-    worker: FakeWorker
+    worker: WorkerOnFakes
 
     async def break_the_session() -> None:
         nonlocal worker
