@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from inferq_worker.scheduling import Batch, Batcher, SizeOrTimeout
 from inferq_worker.scheduling.clock import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable
 
 MAX_ROWS, MAX_WAIT_S = 4, 0.010
 
@@ -62,9 +63,9 @@ class Desk:
         return asyncio.get_running_loop().create_task(self.batcher.next_batch())
 
 
-async def turn() -> None:
-    """Let every task that can go on do so."""
-    for _ in range(5):
+async def turn(steps: int = 5) -> None:
+    """Let every task that can go on do so, or do only its next steps."""
+    for _ in range(steps):
         await asyncio.sleep(0)
 
 
@@ -158,6 +159,19 @@ async def test_a_cancelled_wait_loses_nothing(desk: Desk) -> None:
     assert await names(desk.batcher.next_batch()) == "a b c d"
 
 
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_wait_cancelled_at_any_moment_loses_nothing(desk: Desk, steps: int) -> None:
+    asked = desk.ask()
+    await turn()
+    desk.put(*"abcd")
+    await turn(steps)
+    # It has its batch by now, or the batch is still there for the next.
+    if asked.cancel():
+        assert await names(desk.batcher.next_batch()) == "a b c d"
+    else:
+        assert await names(asked) == "a b c d"
+
+
 async def test_a_cancelled_wait_leaves_the_others_awake(desk: Desk) -> None:
     gone, stays = desk.ask(), desk.ask()
     await turn()
@@ -201,7 +215,9 @@ async def test_at_most_one_timer_waits(desk: Desk) -> None:
 
 STEPS = st.lists(
     st.tuples(st.just("add"), st.none() | st.integers(1, 30), st.booleans())
-    | st.tuples(st.sampled_from(["ask", "cancel", "turn"]))
+    | st.tuples(st.just("cancel"), st.integers(0, 5))
+    | st.tuples(st.sampled_from(["ask"]))
+    | st.tuples(st.just("turn"), st.integers(1, 3))
     | st.tuples(st.just("pass"), st.integers(0, 12)),
     max_size=60,
 )
@@ -210,7 +226,7 @@ STEPS = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(STEPS, st.booleans())
 def test_every_job_leaves_exactly_once_whoever_asks_waits_or_is_cancelled(
-    steps: list[tuple[object, ...]], finish: bool
+    steps: list[tuple[Any, ...]], finish: bool
 ) -> None:
     async def play() -> tuple[list[str], list[str]]:
         desk = Desk()
@@ -220,16 +236,16 @@ def test_every_job_leaves_exactly_once_whoever_asks_waits_or_is_cancelled(
             if kind == "add":
                 left_ms, alone = values
                 added.append(str(len(added)))
-                left_s = left_ms / 1000 if isinstance(left_ms, int) else None
-                desk.put(added[-1], left_s=left_s, alone=alone is True)
+                desk.put(added[-1], left_s=None if left_ms is None else left_ms / 1000, alone=alone)
             elif kind == "ask":
                 asked.append(desk.ask())
             elif kind == "cancel" and asked:
-                asked[len(added) % len(asked)].cancel()
+                asked[-1 - values[0] % len(asked)].cancel()
             elif kind == "pass":
-                assert isinstance(values[0], int)
                 desk.clock.advance(values[0] / 1000)
-            await turn()
+            elif kind == "turn":
+                await turn(values[0])
+        await turn()
         if finish:
             # Enough devices and enough time: nothing may be left waiting.
             asked += [desk.ask() for _ in added]
@@ -246,10 +262,42 @@ def test_every_job_leaves_exactly_once_whoever_asks_waits_or_is_cancelled(
     assert Counter(ended) == Counter(added)
 
 
-async def test_the_loop_clock_is_the_time_of_the_loop() -> None:
+class CoarseLoop:
+    """A loop like uvloop: its own time stands still, and its timers count whole milliseconds from there."""
+
+    def __init__(self) -> None:
+        self.delays_s: list[float] = []
+
+    def time(self) -> float:
+        return 1_000.0
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        self.delays_s.append(delay_s)
+        return asyncio.TimerHandle(delay_s, callback, (), asyncio.get_running_loop())
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "delay_s"), [(0.0, 0.0), (-5.0, 0.0), (0.0001, 0.001), (0.0042, 0.005), (2.0, 2.0)]
+)
+async def test_the_loop_clock_rings_no_timer_early(ahead_s: float, delay_s: float) -> None:
+    loop = CoarseLoop()
+    clock = LoopClock(cast("Any", loop), lambda: 64.0)
+    clock.call_at(64.0 + ahead_s, lambda: None)
+    assert loop.delays_s == [pytest.approx(delay_s)]
+
+
+async def test_a_job_that_has_just_arrived_lies_in_nobodys_future() -> None:
+    now_s = 1_000.0004
+    clock = LoopClock(cast("Any", CoarseLoop()), lambda: now_s)
+    policy: SizeOrTimeout[Job] = SizeOrTimeout(max_rows=4, max_bytes=99, max_wait_s=0, predict_s=lambda _rows: None)
+    batcher: Batcher[Job] = Batcher(policy, clock, lambda _job: None)
+    batcher.add(Job("a", arrived_s=now_s))
+    assert await names(batcher.next_batch()) == "a"
+
+
+async def test_the_loop_clock_calls_back_from_the_loop() -> None:
     loop = asyncio.get_running_loop()
-    clock, rang = LoopClock(loop), asyncio.Event()
-    assert clock.now() == pytest.approx(loop.time(), abs=1.0)
+    clock, rang = LoopClock(loop, time.monotonic), asyncio.Event()
     clock.call_at(clock.now() + 3600, rang.set).cancel()
     clock.call_at(clock.now() - 1, rang.set)
     await rang.wait()

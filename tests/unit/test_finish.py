@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.fakes import FakeStore, FakeWorker, VirtualTime, delivery_of, fake_worker, job_of, request_of
+from tests.fakes import FakeStore, VirtualTime, delivery_of, job_of, request_of
+from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 
 from inferq.amqp import PublishUnknown, Refused, Unroutable
 from inferq.outcome import Outcome
@@ -34,7 +35,7 @@ def failing(_item: Feeds) -> RowError:
     return RowError("inference_failed", "overflow")
 
 
-def lose_redis_during_the_run(worker: FakeWorker) -> None:
+def lose_redis_during_the_run(worker: WorkerOnFakes) -> None:
     worker.store.go_away()
     worker.session.gate.set()
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.fakes import WORKER, FakeWorker, VirtualTime, fake_worker, job_of, tensor
+from tests.fakes import WORKER, VirtualTime, job_of, tensor
+from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 
 from inferq.outcome import Outcome
 from inferq_schemas import Job, Tensor, decode_jobs, encode_bundle, encode_job
@@ -17,7 +18,7 @@ from inferq_worker.runtime import RowError, SessionBroken
 from inferq_worker.runtime.fake import FakeSession, double
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable
 
     from inferq_worker.work import Feeds
 
@@ -41,12 +42,22 @@ def picky(item: Feeds) -> Feeds | RowError:
     return RowError("inference_failed", "overflow") if (item["x"] > 100).any() else double(item)
 
 
-def run_ids(worker: FakeWorker) -> list[int]:
+def run_ids(worker: WorkerOnFakes) -> list[int]:
     """How many jobs each run had."""
     return [len(run) for run in worker.session.calls]
 
 
-def left_behind(worker: FakeWorker, *ids: str, by: str = "dead") -> None:
+def slowly(command: Callable[..., Awaitable[Any]], seconds: float) -> Callable[..., Awaitable[Any]]:
+    """A command of the store that takes its time."""
+
+    async def wait(*args: Any, **fields: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return await command(*args, **fields)
+
+    return wait
+
+
+def left_behind(worker: WorkerOnFakes, *ids: str, by: str = "dead") -> None:
     record = RunRecord(f"{by}/{len(worker.store.running)}", by, frozenset(ids), 0)
     worker.store.running[record.key] = record
 
@@ -229,20 +240,15 @@ async def test_a_redelivery_with_payloads_in_redis_attaches_itself_once(
     async with fake_worker(time, session=held_back()) as worker:
         worker.store.inputs["a", "x"] = bytes(16)
         await worker.take(job)
-        read, answers = worker.store.payloads, asyncio.Event()
-
-        async def read_slowly(job_id: str, names: Sequence[str]) -> list[bytes | None]:
-            await answers.wait()
-            return await read(job_id, names)
-
-        monkeypatch.setattr(worker.store, "payloads", read_slowly)
-        await worker.take(job, redelivered=True)
+        # The first answer leaves while the second delivery still reads its payload.
+        monkeypatch.setattr(worker.store, "payloads", slowly(worker.store.payloads, 2))
+        delivery = await worker.take(job, redelivered=True)
         worker.session.gate.set()
-        await time.settle()
-        answers.set()
-        await time.settle()
+        await time.advance(3)
         assert run_ids(worker) == [1]
+        assert len(worker.replies()) == 2
         assert worker.channel.fates == {1: "acked", 2: "acked"}
+        assert delivery.open_requests == 0
 
 
 async def test_an_id_in_flight_with_other_content_is_a_conflict_and_harms_nothing(time: VirtualTime) -> None:
@@ -330,16 +336,20 @@ async def test_a_redelivered_suspect_runs_alone(time: VirtualTime) -> None:
         assert worker.count("suspects", model="m") == 1
 
 
-async def test_the_record_of_a_solo_run_is_gone_before_the_next_run_begins(time: VirtualTime) -> None:
+async def test_the_record_of_a_solo_run_is_gone_before_the_next_run_begins(
+    time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with fake_worker(time, session=held_back()) as worker:
         left_behind(worker, "s1", "s2")
         await worker.take(job_of("s1"), redelivered=True)
         await worker.take(job_of("s2"), redelivered=True)
+        # However long the answer takes.
+        monkeypatch.setattr(worker.store, "keep", slowly(worker.store.keep, 60))
         worker.session.began.clear()
         worker.session.gate.set()
         await worker.session.began.wait()
-        solo = [record.ids for record in worker.store.running.values() if record.worker == WORKER]
-        assert solo == [{"s2"}]
+        mine = [record.ids for record in worker.store.running.values() if record.worker == WORKER]
+        assert mine == [{"s2"}]
 
 
 async def test_a_suspect_that_ended_a_worker_alone_is_parked_unrun(time: VirtualTime) -> None:
@@ -402,6 +412,18 @@ async def test_a_job_whose_deadline_passes_while_it_runs_is_answered_late(time: 
         assert worker.count("deadline_missed", model="m", lane="interactive", stage="run") == 1
 
 
+async def test_a_job_whose_deadline_passes_during_the_last_check_is_not_run(
+    time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_worker(time) as worker:
+        monkeypatch.setattr(worker.store, "claim", slowly(worker.store.claim, 2))
+        await worker.take(job_of("a", deadline_unix_ms=worker.unix_ms(1)))
+        await time.advance(3)
+        assert worker.codes() == {"a": "deadline_exceeded"}
+        assert worker.session.calls == []
+        assert worker.store.running == {}
+
+
 async def test_jobs_that_the_broker_took_back_are_not_run(time: VirtualTime) -> None:
     async with fake_worker(time, session=held_back()) as worker:
         await worker.take(job_of("first"))
@@ -415,7 +437,7 @@ async def test_jobs_that_the_broker_took_back_are_not_run(time: VirtualTime) -> 
 
 
 async def test_a_broken_session_ends_the_worker_and_leaves_its_record_as_evidence(time: VirtualTime) -> None:
-    worker: FakeWorker
+    worker: WorkerOnFakes
 
     async def break_the_session() -> None:
         nonlocal worker

@@ -135,6 +135,15 @@ def test_the_first_job_after_a_quiet_spell_does_not_wait() -> None:
     assert policy.leaves(0.016 + MAX_WAIT_S) == ("c", "idle")
 
 
+def test_the_end_of_a_quiet_spell_hurries_one_batch_only() -> None:
+    policy = Policy(busy=False)
+    policy.put("x", 0.0, bucket="x")
+    policy.put("y", 0.0, bucket="y")
+    assert policy.leaves(0.0) == ("x", "idle")
+    assert policy.leaves(0.0) is None
+    assert policy.leaves(MAX_WAIT_S) == ("y", "wait")
+
+
 def test_without_a_window_what_is_here_leaves() -> None:
     policy = Policy(max_wait_s=0.0)
     policy.put("a", 0.0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.fakes import VirtualTime, fake_worker, job_of
+from tests.fakes import VirtualTime, job_of
+from tests.worker_on_fakes import fake_worker
 
 from inferq.amqp import PublishUnknown, Unroutable
 from inferq.outcome import Outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,7 @@ def wire(
         held=held,
     )
     answerer = Answerer(worker=worker, role=settings.role)
-    clock = LoopClock(asyncio.get_running_loop())
+    clock = LoopClock(asyncio.get_running_loop(), time.monotonic)
     device = Device(settings.runtime.slots if settings.role == "cpu" else 1, clock)
     cpus = {name: CpuPool() for name, model in models.items() if settings.role == "gpu" and model.file.fallback}
     policy = _policy(settings, models)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 
 class Admission(Enum):
@@ -19,6 +19,17 @@ class Admission(Enum):
     TAKE = "take"
     DIVERT = "divert"
     REFUSE = "refuse"
+
+
+@runtime_checkable
+class ForecastingPolicy(Protocol):
+    """A policy that knows what runs before a new job."""
+
+    def rows_ahead(self, due_s: float) -> int:
+        """Rows that run before a new job that is due at `due_s`, monotonic seconds."""
+
+    def target_rows(self, bucket: Hashable) -> int:
+        """Rows of the batches that they run in; >= 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ def forecast(
 
     Args:
         rows_ahead: rows that run before it.
-        rows: its own.
+        rows: its own; with more than a batch it runs alone.
         target_rows: rows of the batches before it.
         start_s: when the device is free, monotonic seconds.
         run_s: rows -> run seconds.
@@ -49,8 +60,8 @@ def forecast(
     """
     batches, rest = divmod(rows_ahead, target_rows)
     before_s = start_s + batches * run_s(target_rows) + after_s
-    own_s = run_s(min(target_rows, rest + rows))
-    return Forecast(before_s + own_s, before_s + (run_s(target_rows) if batches else own_s))
+    own_s = run_s(max(rows, min(target_rows, rest + rows)))
+    return Forecast(before_s + own_s, before_s + (run_s(max(rows, target_rows)) if batches else own_s))
 
 
 def decide(gpu: Forecast, *, cpu_s: float | None, deadline_s: float, may_divert: bool, serve_late: bool) -> Admission:

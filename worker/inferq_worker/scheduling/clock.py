@@ -1,7 +1,8 @@
-"""Time as an argument: monotonic seconds and one-shot timers. The event loop's clock in the worker, a fake in tests."""
+"""Time as an argument: monotonic seconds and one-shot timers. A loop's timers in the worker, a fake in tests."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -27,15 +28,27 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The clock of an asyncio event loop."""
+    """Monotonic seconds, and the timers of an asyncio event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Not the loop's own time: uvloop's stands still within a turn of the loop and counts whole milliseconds, so that a
+    job that has just arrived would lie in the future and its batch would not leave.
+
+    Args:
+        monotonic: seconds on the clock that stamps arrivals.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, monotonic: Callable[[], float]) -> None:
         self._loop = loop
+        self._monotonic = monotonic
 
     def now(self) -> float:
-        """Monotonic seconds of the loop."""
-        return self._loop.time()
+        """Monotonic seconds, fresh at every call."""
+        return self._monotonic()
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
-        """Call `callback` from the loop at `when_s`."""
-        return self._loop.call_at(when_s, callback)
+        """Call `callback` from the loop at `when_s`, up to a millisecond late.
+
+        Rounded up: loops count whole milliseconds, and a timer that rings early is set again until its time has come.
+        """
+        delay_ms = math.ceil((when_s - self._monotonic()) * 1000)
+        return self._loop.call_later(max(0, delay_ms) / 1000, callback)

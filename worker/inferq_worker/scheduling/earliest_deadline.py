@@ -1,76 +1,44 @@
 """Earliest deadline first with window early drop: under overload it gives up a few jobs to keep the batches large.
 
-The window is that of Nexus (SOSP'19) and Symphony (arXiv 2308.07470): the first jobs in deadline order ride together if
-the earliest of them survives the run of the whole target batch; a job that does not is given up, because serving it
-would need a batch so small that many behind it would be late. Around it: lanes with a guaranteed bulk share, shape
-buckets, ageing of jobs without deadline, suspects alone.
+Who rides is decided in `window`, how large a batch should be in `target`. Here: when a batch leaves, which bucket goes
+first, lanes with a guaranteed bulk share, ageing of jobs without deadline, suspects alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from inferq_worker.scheduling.batch import Batch, CloseReason, Entry, Poll
+from inferq_worker.scheduling.bucket import Bucket
 from inferq_worker.scheduling.deadline_queue import DeadlineQueue
 from inferq_worker.scheduling.target import TargetRows
+from inferq_worker.scheduling.window import Device, Filling, droppable, window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
 T = TypeVar("T", bound=Entry)
 _NEVER_S = float("inf")
-_SLACK = 64
+_arrived_s_of: attrgetter[float] = attrgetter("arrived_s")
+_FORGET_AFTER_S = 10.0
+"""Without an urgent job for so long, batches need not be ready for one."""
+_MOST_AIMS = 256
 
 
-class _Bucket(Generic[T]):
-    """Waiting jobs of one shape, in three orders: urgent and bulk by deadline, undated by the time they are due to age.
+class _Aim(NamedTuple):
+    """The batch that is aimed at: its rows, with the padding that comes for free, and its predicted run."""
 
-    Undated jobs belong to the bulk class: last, but an old one precedes a bulk job with a later deadline.
-    """
-
-    def __init__(self) -> None:
-        self.urgent: DeadlineQueue[T] = DeadlineQueue()
-        self.bulk: DeadlineQueue[T] = DeadlineQueue()
-        self.undated: DeadlineQueue[T] = DeadlineQueue()
-        self.arrivals: deque[T] = deque()
-
-    def __len__(self) -> int:
-        return len(self.urgent) + len(self.bulk) + len(self.undated)
-
-    @property
-    def rows(self) -> int:
-        return self.urgent.rows + self.bulk.rows + self.undated.rows
-
-    def queues(self) -> tuple[DeadlineQueue[T], DeadlineQueue[T], DeadlineQueue[T]]:
-        return (self.urgent, self.bulk, self.undated)
-
-    def add(self, item: T, due_s: float) -> None:
-        dated = self.bulk if item.lane_rank else self.urgent
-        (self.undated if item.deadline_s is None else dated).add(item, due_s)
-        self.arrivals.append(item)
-        if len(self.arrivals) > 2 * len(self) + _SLACK:
-            # A job that waits long must not keep all that came and left after it in memory.
-            self.arrivals = deque(item for item in self.arrivals if self._waits(item))
-
-    def remove(self, item: T) -> bool:
-        return any(queue.remove(item) for queue in self.queues())
-
-    def opened_s(self) -> float:
-        """Arrival of the job that has waited longest."""
-        while not self._waits(self.arrivals[0]):
-            self.arrivals.popleft()
-        return self.arrivals[0].arrived_s
-
-    def _waits(self, item: T) -> bool:
-        return item in self.urgent or item in self.bulk or item in self.undated
-
-    def first_due_s(self) -> float:
-        return min(self.urgent.first_due_s(), self.bulk.first_due_s())
+    target_rows: int
+    limit_rows: int
 
 
 class EarliestDeadline(Generic[T]):
     """Deadline-ordered batching that stays near the device's capacity under overload.
+
+    A step costs log n of the waiting jobs; polling also looks at every bucket that has some.
 
     Args:
         max_rows: largest batch, in rows; a job with more leaves by itself.
@@ -79,7 +47,7 @@ class EarliestDeadline(Generic[T]):
         predict_s: bucket, rows -> expected run seconds, padding included; None while nothing is known.
         margin_s: kept between the expected end of a run and a deadline: what follows the run, and timer slack.
         bulk_share: rows that bulk jobs get under overload, as a share of all; 0..1.
-        ageing_s: a job without deadline precedes jobs that are due later than this after its arrival.
+        ageing_s: a job without deadline precedes bulk jobs that are due later than this after its arrival.
     """
 
     def __init__(
@@ -100,12 +68,13 @@ class EarliestDeadline(Generic[T]):
         self._margin_s = margin_s
         self._bulk_share = bulk_share
         self._ageing_s = ageing_s
-        self._buckets: dict[Hashable, _Bucket[T]] = {}
+        self._buckets: dict[Hashable, Bucket[T]] = {}
         self._suspects: DeadlineQueue[T] = DeadlineQueue()
         self._target = TargetRows(max_rows)
+        self._aims: dict[Hashable, _Aim] = {}
         self._waiting = 0
         self._bulk_credit_rows = 0.0
-        self._last_arrival_s = -_NEVER_S
+        self._last_arrival_s = self._last_urgent_s = -_NEVER_S
         self._was_quiet = False
         self._last_was_solo = False
 
@@ -114,21 +83,24 @@ class EarliestDeadline(Generic[T]):
         return self._waiting
 
     def add(self, item: T) -> None:
-        """Take a job in."""
+        """Take a job in. The first after a quiet spell of `max_wait_s` does not wait for company."""
+        arrived_s, deadline_s = item.arrived_s, item.deadline_s
         if not self._waiting:
-            self._was_quiet = item.arrived_s - self._last_arrival_s >= self._max_wait_s
-        self._last_arrival_s = item.arrived_s
+            self._was_quiet = arrived_s - self._last_arrival_s >= self._max_wait_s
+        self._last_arrival_s = arrived_s
         self._waiting += 1
-        due_s = item.arrived_s + self._ageing_s if item.deadline_s is None else item.deadline_s
+        due_s = arrived_s + self._ageing_s if deadline_s is None else deadline_s
         if item.alone:
             self._suspects.add(item, due_s)
             return
-        if item.deadline_s is not None and not item.lane_rank:
-            self._target.saw(item.deadline_s - item.arrived_s)
-        bucket = self._buckets.get(item.bucket)
-        if bucket is None:
-            bucket = self._buckets[item.bucket] = _Bucket()
-        bucket.add(item, due_s)
+        if deadline_s is not None and not item.lane_rank:
+            self._last_urgent_s = arrived_s
+            if self._target.saw(deadline_s - arrived_s):
+                self._aims.clear()
+        key = item.bucket
+        if key not in self._buckets:
+            self._buckets[key] = Bucket()
+        self._buckets[key].add(item, due_s)
 
     def discard(self, item: T) -> bool:
         """Forget a waiting job; False if it is not waiting here."""
@@ -140,8 +112,8 @@ class EarliestDeadline(Generic[T]):
 
     def drain(self) -> tuple[T, ...]:
         """Give up everything that waits, oldest first."""
-        queues = [self._suspects, *(queue for bucket in self._buckets.values() for queue in bucket.queues())]
-        left = sorted((item for queue in queues for item in queue), key=lambda item: item.arrived_s)
+        waiting = chain(self._suspects, *self._buckets.values())
+        left = sorted(waiting, key=_arrived_s_of)
         self._buckets.clear()
         self._suspects = DeadlineQueue()
         self._waiting = 0
@@ -149,16 +121,14 @@ class EarliestDeadline(Generic[T]):
 
     def rows_ahead(self, due_s: float) -> int:
         """Rows of urgent jobs that are due before `due_s`, and so run before a new job that is due then."""
-        rows = 0.0
-        for waiting in self._buckets.values():
-            queue = waiting.urgent
-            if len(queue):
-                rows += queue.rank(due_s) * queue.rows / len(queue)
-        return round(rows)
+        rows = 0
+        for bucket in self._buckets.values():
+            rows += bucket.urgent.rows_before(due_s)
+        return rows
 
     def target_rows(self, bucket: Hashable) -> int:
-        """The batch that is aimed at: the largest of which two fit into the tightest usual deadline."""
-        return self._target.rows(lambda rows: self._predict_s(bucket, rows))
+        """The batch that is aimed at: the size at which the most jobs are answered in time."""
+        return self._aim(bucket).target_rows
 
     def poll(self, now_s: float, *, free: bool, start_s: float | None = None) -> Poll[T]:
         """Report expired jobs; with a device about to be free also the batch that is due, or when one will be.
@@ -170,64 +140,105 @@ class EarliestDeadline(Generic[T]):
         """
         expired = self._expire(now_s)
         given_up: list[T] = []
-        batch, due_s = self._choose(now_s, max(now_s, start_s or now_s), given_up) if free else (None, _NEVER_S)
+        batch, due_s = None, _NEVER_S
+        if free:
+            batch, due_s = self._choose(now_s, now_s if start_s is None else max(now_s, start_s), given_up)
         wake_s = min(due_s, self._next_expiry_s())
         return Poll(batch, expired, None if wake_s == _NEVER_S else wake_s, tuple(given_up))
 
-    def _queues(self) -> Iterator[DeadlineQueue[T]]:
-        yield self._suspects
+    def _next_expiry_s(self) -> float:
+        next_s = self._suspects.first_due_s()
         for bucket in self._buckets.values():
-            yield bucket.urgent
-            yield bucket.bulk
+            next_s = min(next_s, bucket.urgent.first_due_s(), bucket.bulk.first_due_s())
+        return next_s
 
     def _expire(self, now_s: float) -> tuple[T, ...]:
         if self._next_expiry_s() > now_s:
             return ()
-        expired = []
-        for queue in list(self._queues()):
-            while queue.first_due_s() <= now_s:
-                item = queue.cut(1)[0]
-                if _droppable(item):
-                    expired.append(item)
-                    self._left(item.bucket, 1)
-                else:
-                    self._age(item, queue, now_s)
+        expired: list[T] = []
+        while self._suspects.first_due_s() <= now_s:
+            self._drop_suspect(now_s, expired)
+        for key, bucket in list(self._buckets.items()):
+            for queue in (bucket.urgent, bucket.bulk):
+                while queue.first_due_s() <= now_s:
+                    self._drop_heads(key, queue, 1, now_s, expired)
         return tuple(expired)
 
-    def _age(self, item: T, queue: DeadlineQueue[T], now_s: float) -> None:
-        """A late job that is served all the same: it waits like one without deadline, so that it delays no other."""
-        due_s = now_s + self._ageing_s
-        if queue is self._suspects:
-            queue.add(item, due_s)
+    def _drop_suspect(self, now_s: float, dropped: list[T]) -> None:
+        """The first suspect cannot be in time; one without deadline, or whose answer is welcome late, stays."""
+        item = self._suspects.cut(1)[0]
+        if droppable(item):
+            dropped.append(item)
+            self._waiting -= 1
         else:
-            self._buckets[item.bucket].undated.add(item, due_s)
+            self._suspects.add(item, now_s + self._ageing_s)
 
-    def _next_expiry_s(self) -> float:
-        return min((queue.first_due_s() for queue in self._queues()), default=_NEVER_S)
+    def _drop_heads(self, key: Hashable, queue: DeadlineQueue[T], jobs: int, now_s: float, dropped: list[T]) -> None:
+        """The first jobs cannot be in time; those that are served all the same wait like undated ones from now on."""
+        bucket = self._buckets[key]
+        for _ in range(jobs):
+            if droppable(next(iter(queue))):
+                dropped += bucket.cut(queue, 1)
+                self._waiting -= 1
+            else:
+                bucket.make_undated(queue, now_s + self._ageing_s)
+        self._left(key, 0)
 
     def _choose(self, now_s: float, start_s: float, given_up: list[T]) -> tuple[Batch[T] | None, float]:
-        if len(self._suspects) and not (self._last_was_solo and self._buckets):
-            return self._solo(), _NEVER_S
-        while self._buckets:
-            due = [(*self._due(key, bucket), key) for key, bucket in self._buckets.items()]
-            due_s, reason, key = min(due, key=lambda entry: entry[0])
-            if due_s > now_s:
-                return None, due_s
-            batch = self._compose(key, start_s, reason, given_up)
+        """The batch that leaves now, or when one will."""
+        self._forget(now_s)
+        while self._waiting:
+            if len(self._suspects) and not (self._last_was_solo and self._buckets):
+                batch = self._solo(start_s, given_up)
+            else:
+                due_s, reason, key = self._most_urgent(now_s)
+                if due_s > now_s:
+                    return None, due_s
+                batch = self._compose(key, start_s, reason, given_up)
             if batch is not None:
                 return batch, _NEVER_S
         return None, _NEVER_S
 
-    def _solo(self) -> Batch[T]:
-        item = self._suspects.cut(1)[0]
+    def _forget(self, now_s: float) -> None:
+        if now_s - self._last_urgent_s > _FORGET_AFTER_S and self._target.forget():
+            self._aims.clear()
+
+    def _solo(self, start_s: float, given_up: list[T]) -> Batch[T] | None:
+        item = next(iter(self._suspects))
+        finish_s = start_s + self._run_s(item.bucket, item.rows) + self._margin_s
+        if droppable(item) and self._suspects.first_due_s() < finish_s:
+            self._drop_suspect(start_s, given_up)
+            return None
+        self._suspects.cut(1)
         self._waiting -= 1
         self._last_was_solo = True
         return Batch((item,), "solo", item.arrived_s)
 
-    def _due(self, key: Hashable, bucket: _Bucket[T]) -> tuple[float, CloseReason]:
-        opened_s = bucket.opened_s()
-        rows, target = bucket.rows, self.target_rows(key)
-        if rows >= target:
+    def _most_urgent(self, now_s: float) -> tuple[float, CloseReason, Hashable]:
+        """When and why the next bucket is due, and which: of several that are due now, the one that is served first."""
+        coming: list[tuple[float, CloseReason, Hashable]] = []
+        due: list[tuple[tuple[int, float], tuple[float, CloseReason, Hashable]]] = []
+        for key, bucket in self._buckets.items():
+            due_s, reason = self._due(key, bucket)
+            if due_s <= now_s:
+                due.append((self._precedence(key, bucket), (due_s, reason, key)))
+            else:
+                coming.append((due_s, reason, key))
+        if due:
+            return min(due, key=lambda entry: entry[0])[1]
+        return min(coming, key=lambda entry: entry[0])
+
+    def _precedence(self, key: Hashable, bucket: Bucket[T]) -> tuple[int, float]:
+        """Class, then deadline. Not the time since when it is due: a bulk backlog has always been due longest."""
+        if self._bulk_is_owed(key, bucket):
+            return (0, bucket.patient()[0].first_due_s())
+        if len(bucket.urgent):
+            return (1, bucket.urgent.first_due_s())
+        return (2, bucket.patient()[0].first_due_s())
+
+    def _due(self, key: Hashable, bucket: Bucket[T]) -> tuple[float, CloseReason]:
+        opened_s, rows = bucket.opened_s(), bucket.rows
+        if rows >= self._aim(key).target_rows:
             return opened_s, "full"
         if self._was_quiet:
             return opened_s, "idle"
@@ -238,101 +249,66 @@ class EarliestDeadline(Generic[T]):
     def _run_s(self, key: Hashable, rows: int) -> float:
         return self._predict_s(key, rows) or 0.0
 
+    def _aim(self, key: Hashable) -> _Aim:
+        aim = self._aims.get(key)
+        if aim is None:
+            target = limit = self._target.rows(lambda rows: self._predict_s(key, rows))
+            target_s = self._run_s(key, target)
+            while limit < self._max_rows and self._run_s(key, limit + 1) <= target_s:
+                limit += 1
+            aim = _Aim(target, limit)
+            if len(self._aims) >= _MOST_AIMS:
+                # Shapes come from clients; what is not remembered is only computed again.
+                self._aims.clear()
+            if target_s:
+                self._aims[key] = aim
+        return aim
+
     def _compose(self, key: Hashable, start_s: float, reason: CloseReason, given_up: list[T]) -> Batch[T] | None:
-        """Build the batch of a bucket; None if all that is left of it had to be given up."""
-        bucket, target = self._buckets[key], self.target_rows(key)
-        bulk_leads = self._bulk_is_owed(bucket, target)
-        for queue in (bucket.urgent, bucket.bulk):
-            given_up += self._give_up(key, queue, start_s, target)
-        ready_s, limit_rows = start_s + self._margin_s, self._free_rows(key, target)
-        taking: _Taking[T] = _Taking(limit_rows, self._max_bytes, lambda rows: ready_s + self._run_s(key, rows))
-        urgent, bulk = (bucket.urgent,), self._bulk_order(bucket)
-        for queue in (*bulk, *urgent) if bulk_leads else (*urgent, *bulk):
-            taking.take(queue)
-        items = tuple(taking.items)
-        if items:
-            bulk_rows = sum(item.rows for item in items if item.lane_rank)
-            self._bulk_credit_rows += self._bulk_share * taking.rows - bulk_rows
-            self._bulk_credit_rows = max(-target, min(self._bulk_credit_rows, 2.0 * target))
-            self._last_was_solo = False
+        """Build the batch of a bucket; None if its jobs had to be given up."""
+        bucket, aim = self._buckets[key], self._aim(key)
+        others = (other.urgent.first_due_s() for other in self._buckets.values() if other is not bucket)
+        run_s = partial(self._run_s, key)
+        device = Device(start_s, self._margin_s, run_s, *aim, min(others, default=_NEVER_S))
+        limits = {queue: self._give_up(key, queue, device, given_up) for queue in (bucket.urgent, bucket.bulk)}
         self._was_quiet = False
-        opened_s = min((item.arrived_s for item in items), default=start_s)
-        self._left(key, len(items))
-        return Batch(items, reason, opened_s) if items else None
+        if not len(bucket):
+            return None
+        order = tuple(self._order(key, bucket))
+        limit_rows = limits.get(next(queue for queue in order if len(queue)), aim.limit_rows)
+        filling: Filling[T] = Filling(limit_rows, self._max_bytes, device)
+        for queue in order:
+            filling.take(bucket, queue)
+        self._account(filling, aim.target_rows)
+        self._last_was_solo = False
+        self._left(key, len(filling.items))
+        return Batch(tuple(filling.items), reason, min(map(_arrived_s_of, filling.items)))
 
-    def _free_rows(self, key: Hashable, target: int) -> int:
-        """The target, and the rows of padding that a run of that size computes anyway."""
-        rows, target_s = target, self._run_s(key, target)
-        while rows < self._max_rows and self._run_s(key, rows + 1) <= target_s:
-            rows += 1
-        return rows
+    def _give_up(self, key: Hashable, queue: DeadlineQueue[T], device: Device, given_up: list[T]) -> int:
+        """Cut off the heads that have no place in the window; returns how many rows of this queue may ride."""
+        chosen = window(queue, device)
+        if chosen.hopeless_jobs:
+            self._drop_heads(key, queue, chosen.hopeless_jobs, device.start_s, given_up)
+        return chosen.limit_rows
 
-    def _bulk_is_owed(self, bucket: _Bucket[T], target: int) -> bool:
-        waiting = len(bucket.bulk) + len(bucket.undated)
-        return waiting > 0 and (not len(bucket.urgent) or self._bulk_credit_rows >= target)
+    def _order(self, key: Hashable, bucket: Bucket[T]) -> Iterator[DeadlineQueue[T]]:
+        owed = self._bulk_is_owed(key, bucket)
+        if not owed:
+            yield bucket.urgent
+        yield from bucket.patient()
+        if owed:
+            yield bucket.urgent
 
-    def _bulk_order(self, bucket: _Bucket[T]) -> tuple[DeadlineQueue[T], DeadlineQueue[T]]:
-        if bucket.undated.first_due_s() < bucket.bulk.first_due_s():
-            return bucket.undated, bucket.bulk
-        return bucket.bulk, bucket.undated
+    def _bulk_is_owed(self, key: Hashable, bucket: Bucket[T]) -> bool:
+        return len(bucket) > len(bucket.urgent) and self._bulk_credit_rows >= self._aim(key).target_rows
 
-    def _give_up(self, key: Hashable, queue: DeadlineQueue[T], start_s: float, target: int) -> list[T]:
-        """The window: cut the head off while it cannot survive the run of the batch that the rest allows."""
-        index, rows = 0, queue.rows
-        while index < len(queue):
-            due_s, item = queue.at(index)
-            if due_s >= start_s + self._run_s(key, min(target, rows)) + self._margin_s:
-                break
-            index, rows = index + 1, rows - item.rows
-        hopeless = []
-        for item in queue.cut(index):
-            if _droppable(item):
-                hopeless.append(item)
-            else:
-                self._age(item, queue, start_s)
-        self._left(key, len(hopeless))
-        return hopeless
+    def _account(self, filling: Filling[T], target: int) -> None:
+        """Every row that runs earns bulk its share; what bulk rows run spends it. Neither is saved up for long."""
+        change = self._bulk_share * filling.rows - filling.patient_rows
+        self._bulk_credit_rows = max(-target, min(self._bulk_credit_rows + change, 2.0 * target))
 
     def _left(self, key: Hashable, jobs: int) -> None:
         self._waiting -= jobs
         bucket = self._buckets.get(key)
         if bucket is not None and not len(bucket):
             del self._buckets[key]
-
-
-class _Taking(Generic[T]):
-    """A batch being filled: stops at the row and byte limits, and before it would make its earliest job late."""
-
-    def __init__(self, max_rows: int, max_bytes: int, finish_s: Callable[[int], float]) -> None:
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
-        self._finish_s = finish_s
-        self._tightest_s = _NEVER_S
-        self._payload_bytes = 0
-        self.items: list[T] = []
-        self.rows = 0
-
-    def take(self, queue: DeadlineQueue[T]) -> None:
-        """Fill up from the front of a queue."""
-        taken = 0
-        while taken < len(queue):
-            item = queue.at(taken)[1]
-            if self.items and not self._fits(item):
-                break
-            taken += 1
-            self.items.append(item)
-            self.rows += item.rows
-            self._payload_bytes += item.payload_bytes
-            if _droppable(item) and item.deadline_s is not None:
-                self._tightest_s = min(self._tightest_s, item.deadline_s)
-        queue.cut(taken)
-
-    def _fits(self, item: T) -> bool:
-        rows = self.rows + item.rows
-        if rows > self._max_rows or self._payload_bytes + item.payload_bytes > self._max_bytes:
-            return False
-        return self._finish_s(rows) <= self._tightest_s
-
-
-def _droppable(item: Entry) -> bool:
-    return item.deadline_s is not None and not item.serve_late

@@ -1,49 +1,39 @@
 """The scheduler in simulated time: the same policy and admission code, a device that follows a latency table.
 
-Models what decides goodput around them too: the window beyond which the broker is first-in-first-out, the late
+Models what decides goodput around them too: the windows beyond which the broker is first-in-first-out, the late
 hand-over of the next batch, and CPU lanes that jobs are diverted to.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inferq_worker.scheduling.admission import Admission, decide, forecast
+from inferq_worker.scheduling.admission import Admission, ForecastingPolicy, decide, forecast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable
 
     from inferq_worker.scheduling.batch import Batch, Policy
+    from inferq_worker.scheduling.traces import Arrival
 
 _NEVER_S = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One job of a trace: when it comes, and its deadline from then on; seconds."""
-
-    at_s: float
-    allowance_s: float | None = None
-    rows: int = 1
-    lane_rank: int = 0
-    bucket: Hashable = 0
-    serve_late: bool = False
-
-
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """A job in simulated time."""
+    """A job in simulated time. `sent_s` is when it came to the broker, `arrived_s` when it came to the worker."""
 
     rows: int
-    payload_bytes: int
     bucket: Hashable
     lane_rank: int
+    sent_s: float
     arrived_s: float
     deadline_s: float | None
     serve_late: bool
+    payload_bytes: int = 0
     alone: bool = False
 
 
@@ -54,10 +44,13 @@ class Setup:
     Attributes:
         policy: makes the policy under test.
         run_s: rows -> seconds that a run takes.
+        predict_s: rows -> seconds that admission believes a run to take; None = it knows.
         after_s: from the end of a run to the answer.
         hand_over_s: the next batch is composed this long before the running one ends; the device waits if it is 0.
         gap_s: the device idles this long between two runs (collation that does not overlap, a round trip).
-        window_jobs: jobs in hand at a time; the rest waits in the broker, first in first out. None = no limit.
+        window_jobs: urgent jobs in hand at a time, from delivery to answer; the rest waits in the broker, first in
+            first out. None = no limit.
+        bulk_window_jobs: the same for each other lane.
         cpu_lanes: jobs that CPU workers run at a time; 0 = no diversion.
         cpu_run_s: seconds of one job on a CPU lane.
         admits: whether jobs are judged on arrival.
@@ -65,10 +58,12 @@ class Setup:
 
     policy: Callable[[], Policy[SimulatedJob]]
     run_s: Callable[[int], float]
+    predict_s: Callable[[int], float] | None = None
     after_s: float = 0.0
     hand_over_s: float = 0.0
     gap_s: float = 0.0
     window_jobs: int | None = None
+    bulk_window_jobs: int | None = None
     cpu_lanes: int = 0
     cpu_run_s: float = 0.0
     admits: bool = True
@@ -76,10 +71,21 @@ class Setup:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it. Latencies in seconds, of answered jobs, unsorted."""
+    """What came of it.
 
-    offered: int = 0
-    in_time: int = 0
+    Attributes:
+        offered: jobs by lane rank.
+        in_time: those that were answered by their deadline, by lane rank; without a deadline every answer is in time.
+        late: jobs that were answered after their deadline.
+        by_cpu: jobs that a CPU answered.
+        dropped: jobs that were not answered, by reason.
+        batch_rows: batches by size.
+        latencies_s: from the broker to the answer, of answered jobs, unsorted.
+        busy_s: how long the device ran.
+    """
+
+    offered: Counter[int] = field(default_factory=Counter)
+    in_time: Counter[int] = field(default_factory=Counter)
     late: int = 0
     by_cpu: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -89,129 +95,179 @@ class Report:
     ended_s: float = 0.0
 
     @property
+    def jobs(self) -> int:
+        """How many jobs were offered."""
+        return self.offered.total()
+
+    @property
     def goodput(self) -> float:
         """Share of the offered jobs that were answered by their deadline; 0..1."""
-        return self.in_time / self.offered if self.offered else 1.0
+        return self.in_time.total() / self.jobs if self.jobs else 1.0
 
-    def quantile_s(self, share: float) -> float:
-        """Latency that this share of the answered jobs does not exceed, in seconds."""
-        ordered = sorted(self.latencies_s)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+    @property
+    def mean_rows(self) -> float:
+        """Mean batch, in rows."""
+        batches = self.batch_rows.total()
+        return sum(rows * times for rows, times in self.batch_rows.items()) / batches if batches else 0.0
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time that the device ran; 0..1."""
+        return self.busy_s / self.ended_s if self.ended_s else 0.0
+
+    def quantiles_s(self, *shares: float) -> tuple[float, ...]:
+        """Latencies that these shares of the answered jobs do not exceed, in seconds; 0 if none was answered."""
+        ordered = sorted(self.latencies_s) or [0.0]
+        return tuple(ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in shares)
 
 
 def simulate(trace: Iterable[Arrival], setup: Setup) -> Report:
-    """Replay a trace, sorted by time, through the scheduler."""
+    """Replay a trace, sorted by time, through the scheduler; ends when every job has left."""
     return _Simulation(setup).run(trace)
 
 
 class _Simulation:
+    """Time jumps from event to event.
+
+    As in the worker, the policy is asked when a deadline passes, and when something has changed while the device can
+    take a batch.
+    """
+
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._policy = setup.policy()
+        self._forecasting = self._policy if setup.admits and isinstance(self._policy, ForecastingPolicy) else None
+        self._predict_s = setup.predict_s or setup.run_s
         self._report = Report()
-        self._queued: deque[SimulatedJob] = deque()
-        self._in_hand = 0
-        self._free_s = 0.0
+        self._broker: defaultdict[int, deque[SimulatedJob]] = defaultdict(deque)
+        self._in_hand: Counter[int] = Counter()
+        self._running: deque[tuple[float, Batch[SimulatedJob]]] = deque()
+        self._now_s = 0.0
+        self._free_s = -_NEVER_S
+        self._ask_s = _NEVER_S
         self._cpu_free_s = [0.0] * setup.cpu_lanes
 
     def run(self, trace: Iterable[Arrival]) -> Report:
-        arrivals = iter(trace)
-        coming = next(arrivals, None)
-        now_s = 0.0
-        while True:
-            ready_s = max(now_s, self._free_s - self._setup.hand_over_s)
-            wake_s = self._step(ready_s) if coming is None or ready_s < coming.at_s else ready_s
-            if coming is None and wake_s == _NEVER_S:
-                break
-            if coming is not None and coming.at_s <= wake_s:
-                now_s = max(now_s, coming.at_s)
-                self._arrive(coming)
-                coming = next(arrivals, None)
-            else:
-                now_s = wake_s
-        self._report.ended_s = max(now_s, self._free_s)
+        for arrival in trace:
+            # What happens at the very moment of an arrival comes after it: jobs of one message are taken together.
+            self._pass_until(arrival.at_s)
+            self._now_s = arrival.at_s
+            self._arrive(arrival)
+        self._pass_until(_NEVER_S)
         return self._report
 
+    def _pass_until(self, end_s: float) -> None:
+        while True:
+            answered_s = self._running[0][0] if self._running else _NEVER_S
+            next_s = min(answered_s, self._ask_s)
+            if next_s >= end_s:
+                return
+            self._now_s = self._report.ended_s = next_s
+            if answered_s <= self._ask_s:
+                self._answer(self._running.popleft()[1])
+            else:
+                self._ask()
+
     def _arrive(self, arrival: Arrival) -> None:
-        self._report.offered += 1
+        self._report.offered[arrival.lane_rank] += 1
         due_s = None if arrival.allowance_s is None else arrival.at_s + arrival.allowance_s
-        job = SimulatedJob(arrival.rows, 0, arrival.bucket, arrival.lane_rank, arrival.at_s, due_s, arrival.serve_late)
-        if self._setup.window_jobs is not None and self._in_hand >= self._setup.window_jobs:
-            self._queued.append(job)
-        else:
-            self._admit(job, arrival.at_s)
+        job = SimulatedJob(
+            arrival.rows, arrival.bucket, arrival.lane_rank, arrival.at_s, arrival.at_s, due_s, arrival.serve_late
+        )
+        self._broker[job.lane_rank].append(job)
+        self._deliver(job.lane_rank)
 
-    def _admit(self, job: SimulatedJob, now_s: float) -> None:
-        decision = self._judge(job, now_s)
-        if decision is Admission.TAKE:
-            self._in_hand += 1
-            self._policy.add(job)
-        elif decision is Admission.REFUSE:
+    def _deliver(self, lane_rank: int) -> None:
+        """The broker hands out what the lane's window has room for."""
+        setup, queue = self._setup, self._broker[lane_rank]
+        window = setup.bulk_window_jobs if lane_rank else setup.window_jobs
+        while queue and (window is None or self._in_hand[lane_rank] < window):
+            self._admit(queue.popleft())
+
+    def _admit(self, job: SimulatedJob) -> None:
+        job.arrived_s = self._now_s
+        decision = self._judge(job)
+        if decision is Admission.REFUSE:
             self._report.dropped["refused"] += 1
+        elif decision is Admission.DIVERT:
+            self._divert(job)
         else:
-            finish_s = heapq.heappop(self._cpu_free_s)
-            finish_s = max(now_s, finish_s) + self._setup.cpu_run_s
-            heapq.heappush(self._cpu_free_s, finish_s)
-            self._report.by_cpu += 1
-            self._answered(job, finish_s)
+            self._in_hand[job.lane_rank] += 1
+            self._policy.add(job)
+            due_s = _NEVER_S if job.deadline_s is None else max(self._now_s, job.deadline_s)
+            self._ask_s = min(self._ask_s, self._ready_s(), due_s)
 
-    def _judge(self, job: SimulatedJob, now_s: float) -> Admission:
-        setup = self._setup
-        rows_ahead = getattr(self._policy, "rows_ahead", None)
-        if not setup.admits or job.deadline_s is None or job.lane_rank or rows_ahead is None:
+    def _judge(self, job: SimulatedJob) -> Admission:
+        if self._forecasting is None or job.deadline_s is None or job.lane_rank:
             return Admission.TAKE
         gpu = forecast(
-            rows_ahead=rows_ahead(job.deadline_s),
+            rows_ahead=self._forecasting.rows_ahead(job.deadline_s),
             rows=job.rows,
-            target_rows=self._policy.target_rows(job.bucket),  # type: ignore[attr-defined]
-            start_s=max(now_s, self._free_s),
-            run_s=setup.run_s,
-            after_s=setup.after_s,
+            target_rows=self._forecasting.target_rows(job.bucket),
+            start_s=max(self._now_s, self._free_s),
+            run_s=self._predict_s,
+            after_s=self._setup.after_s,
         )
-        cpu_s = max(now_s, self._cpu_free_s[0]) + setup.cpu_run_s if self._cpu_free_s else None
-        return decide(gpu, cpu_s=cpu_s, deadline_s=job.deadline_s, may_divert=True, serve_late=job.serve_late)
+        return decide(gpu, cpu_s=self._cpu_s(), deadline_s=job.deadline_s, may_divert=True, serve_late=job.serve_late)
 
-    def _step(self, now_s: float) -> float:
-        """Ask the policy at a moment at which the device can take a batch; returns when to ask again."""
-        start_s = max(now_s, self._free_s + self._setup.gap_s if self._report.busy_s else now_s)
-        poll = self._policy.poll(now_s, free=True, start_s=start_s)
-        for reason, jobs in (("expired", poll.expired), ("given_up", poll.given_up)):
-            self._report.dropped[reason] += len(jobs)
-            self._settled(len(jobs), now_s)
+    def _cpu_s(self) -> float | None:
+        """When a CPU lane would answer a job that came there now."""
+        return max(self._now_s, self._cpu_free_s[0]) + self._setup.cpu_run_s if self._cpu_free_s else None
+
+    def _divert(self, job: SimulatedJob) -> None:
+        finish_s = max(self._now_s, self._cpu_free_s[0]) + self._setup.cpu_run_s
+        heapq.heapreplace(self._cpu_free_s, finish_s)
+        self._report.by_cpu += 1
+        self._count(job, finish_s)
+
+    def _ready_s(self) -> float:
+        """When the device takes the next batch."""
+        return max(self._now_s, self._free_s - self._setup.hand_over_s)
+
+    def _ask(self) -> None:
+        ready_s = self._ready_s()
+        free = ready_s <= self._now_s
+        start_s = max(self._now_s, self._free_s + self._setup.gap_s)
+        poll = self._policy.poll(self._now_s, free=free, start_s=start_s)
+        self._ask_s = _NEVER_S if poll.wake_s is None else max(self._now_s, poll.wake_s)
         if poll.batch is not None:
-            self._run_batch(poll.batch, start_s, now_s)
-            return now_s
-        return _NEVER_S if poll.wake_s is None else max(now_s, poll.wake_s)
+            self._start(poll.batch, start_s)
+        if poll.batch is not None or not free:
+            self._ask_s = min(self._ask_s, self._ready_s())
+        for job in poll.expired:
+            self._report.dropped["expired"] += 1
+            self._settle(job)
+        for job in poll.given_up:
+            self._give_up(job)
 
-    def _run_batch(self, batch: Batch[SimulatedJob], start_s: float, now_s: float) -> None:
+    def _start(self, batch: Batch[SimulatedJob], start_s: float) -> None:
         run_s = self._setup.run_s(batch.rows)
         self._free_s = start_s + run_s
         self._report.busy_s += run_s
         self._report.batch_rows[batch.rows] += 1
-        for job in batch.items:
-            self._answered(job, self._free_s + self._setup.after_s)
-        self._settled(len(batch.items), now_s)
+        self._running.append((self._free_s + self._setup.after_s, batch))
 
-    def _answered(self, job: SimulatedJob, finish_s: float) -> None:
-        self._report.latencies_s.append(finish_s - job.arrived_s)
+    def _answer(self, batch: Batch[SimulatedJob]) -> None:
+        for job in batch.items:
+            self._count(job, self._now_s)
+            self._settle(job)
+
+    def _give_up(self, job: SimulatedJob) -> None:
+        cpu_s = self._cpu_s()
+        if cpu_s is not None and job.deadline_s is not None and cpu_s <= job.deadline_s:
+            self._divert(job)
+        else:
+            self._report.dropped["given_up"] += 1
+        self._settle(job)
+
+    def _count(self, job: SimulatedJob, finish_s: float) -> None:
+        self._report.latencies_s.append(finish_s - job.sent_s)
         if job.deadline_s is None or finish_s <= job.deadline_s:
-            self._report.in_time += 1
+            self._report.in_time[job.lane_rank] += 1
         else:
             self._report.late += 1
 
-    def _settled(self, jobs: int, now_s: float) -> None:
-        self._in_hand -= jobs
-        window = self._setup.window_jobs
-        while self._queued and window is not None and self._in_hand < window:
-            self._admit(self._queued.popleft(), now_s)
-
-
-def mean_rows(report: Report) -> float:
-    """Mean batch, in rows."""
-    batches = sum(report.batch_rows.values())
-    return sum(rows * times for rows, times in report.batch_rows.items()) / batches if batches else 0.0
-
-
-def merge(reports: Sequence[Report]) -> float:
-    """Mean goodput of several runs."""
-    return sum(report.goodput for report in reports) / len(reports)
+    def _settle(self, job: SimulatedJob) -> None:
+        self._in_hand[job.lane_rank] -= 1
+        if self._broker[job.lane_rank]:
+            self._deliver(job.lane_rank)

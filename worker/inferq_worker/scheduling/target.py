@@ -1,22 +1,29 @@
-"""How large a batch to aim at: as large as the deadlines allow, for large batches are what a device is efficient at."""
+"""How large a batch to aim at: large ones are what a device is efficient at, but jobs must survive two of them."""
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SAMPLE = 256
-_AGAIN_AFTER = 64
-_TIGHT_SHARE = 0.1
-_RUNS_IN_DEADLINE = 2.0
-"""A job waits for the run before its own, then rides in its own: two runs must fit (Nexus, l(b) (1 + 1/n), n = 1)."""
+_SAMPLE_JOBS = 256
+_AGAIN_AFTER_JOBS = 128
+_LEFT_OUT = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7)
+_RUNS_IN_DEADLINE = (2.0, 1.2)
+"""A job waits for the run before its own, then rides in its own: two runs must fit (Nexus, l(b) (1 + 1/n), n = 1).
+Where no deadline allows that, as many rows as can be in time if the device is nearly free when they come."""
+_SLACK_S = 1e-6
+"""Deadlines are sums of floats."""
 
 
 class TargetRows:
-    """The largest batch of which two fit into the tight end of the deadlines seen lately.
+    """The size at which the device answers the most jobs in time, given the deadlines seen lately.
+
+    A larger batch has more throughput, and fewer jobs that can bear it. The product decides, so that a few jobs in a
+    hurry cannot make all batches small (nor a single job with a hopeless deadline make them single rows).
 
     Args:
         max_rows: largest batch that is possible.
@@ -24,28 +31,58 @@ class TargetRows:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._allowances_s: deque[float] = deque(maxlen=_SAMPLE)
-        self._seen = 0
-        self._tight_s: float | None = None
+        self._allowances_s: deque[float] = deque(maxlen=_SAMPLE_JOBS)
+        self._ordered_s: list[float] = []
+        self._seen = self._again_at = 0
 
-    def saw(self, allowance_s: float) -> None:
-        """A job arrived with this long to its deadline, in seconds."""
+    def saw(self, allowance_s: float) -> bool:
+        """A job arrived with this long to its deadline, in seconds; returns whether answers change from now on."""
         self._allowances_s.append(allowance_s)
         self._seen += 1
-        if self._tight_s is None or self._seen % _AGAIN_AFTER == 0:
-            ordered = sorted(self._allowances_s)
-            self._tight_s = ordered[int(len(ordered) * _TIGHT_SHARE)]
+        if self._seen < self._again_at:
+            return False
+        # Often at first, so that a fresh worker does not aim for long by what its first job happened to be.
+        self._again_at = self._seen + min(self._seen, _AGAIN_AFTER_JOBS)
+        self._ordered_s = sorted(self._allowances_s)
+        return True
+
+    def forget(self) -> bool:
+        """No job with a deadline comes any more; returns whether answers change from now on."""
+        known = bool(self._ordered_s)
+        self._allowances_s.clear()
+        self._ordered_s = []
+        self._seen = self._again_at = 0
+        return known
 
     def rows(self, predict_s: Callable[[int], float | None]) -> int:
         """The target, 1..max_rows; run times must not fall with rows. All of it while nothing is known."""
-        tight_s = self._tight_s
-        if tight_s is None or predict_s(1) is None:
+        if not self._ordered_s or predict_s(1) is None:
             return self._max_rows
-        low, high = 1, self._max_rows
-        while low < high:
-            middle = (low + high + 1) // 2
-            if _RUNS_IN_DEADLINE * (predict_s(middle) or 0.0) <= tight_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return next(filter(None, (self._most_in_time(predict_s, runs) for runs in _RUNS_IN_DEADLINE)), self._max_rows)
+
+    def _most_in_time(self, predict_s: Callable[[int], float | None], runs: float) -> int:
+        best_rows, best_score = 0, 0.0
+        jobs = len(self._ordered_s)
+        for left_out in sorted({int(share * jobs) for share in _LEFT_OUT}):
+            limit_s = (self._ordered_s[left_out] + _SLACK_S) / runs
+            rows = largest(partial(_runs_within, predict_s, limit_s), self._max_rows)
+            score = (jobs - left_out) * rows / max(predict_s(rows) or 0.0, _SLACK_S) if rows else 0.0
+            if score > best_score:
+                best_rows, best_score = rows, score
+        return best_rows
+
+
+def _runs_within(predict_s: Callable[[int], float | None], limit_s: float, rows: int) -> bool:
+    return (predict_s(rows) or 0.0) <= limit_s
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest of 1..most that fits, given that with a number all smaller ones fit; 0 if none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
