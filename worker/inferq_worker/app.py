@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from inferq_worker.pipeline import Pipeline
     from inferq_worker.runtime import Session, SessionInfo
     from inferq_worker.settings import WorkerSettings
-    from inferq_worker.work import Lane, WorkItem
+    from inferq_worker.work import Lane
 
 _Opened: TypeAlias = "tuple[ModelFile, Session, Mapping[int, float]]"
 _log = structlog.get_logger(__name__)
@@ -187,7 +187,9 @@ class Worker:
     async def _serve(self, sessions: Sequence[_Opened], group: asyncio.TaskGroup) -> int:
         tasks = Tasks(group)
         models = {file.name: self._served(file, session, seconds) for file, session, seconds in sessions}
-        steps = wire(self._settings, models, self._broker, self._store, worker=self._worker, metrics=self._metrics, tasks=tasks)
+        steps = wire(
+            self._settings, models, self._broker, self._store, worker=self._worker, metrics=self._metrics, tasks=tasks
+        )
         self._models, self._steps = models, steps
         loop = group.create_task(steps.pipeline.serve())
         await self._gate.open(self._stop)
@@ -276,9 +278,7 @@ class Worker:
         """What this worker can do for diverted jobs, by model."""
         held = self._steps.pipeline.held_jobs if self._steps else 0
         lanes = self._settings.runtime.slots
-        return {
-            name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat) for name, model in self._models.items()
-        }
+        return {name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat) for name, model in self._models.items()}
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -87,4 +87,3 @@ class CpuPool:
     def diverted(self) -> None:
         """One job was diverted."""
         self.diverted_since += 1
-

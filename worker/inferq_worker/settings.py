@@ -39,7 +39,10 @@ class BatchingSettings(Section):
         default=0.005, ge=0, le=60, description="Longest wait for company while a device is free, in seconds."
     )
     bulk_share: float = Field(
-        default=0.1, ge=0, le=1, description="Rows that bulk lanes get while interactive ones are overloaded, as a share."
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Rows that bulk lanes get while interactive ones are overloaded, as a share.",
     )
     ageing_s: float = Field(
         default=60.0, gt=0, description="A job without deadline precedes jobs due later than this after its arrival."

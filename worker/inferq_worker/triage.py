@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from inferq_schemas import FALLBACK_LANE
 from inferq_worker.errors import WorkError
-from inferq_worker.scheduling.admission import Admission, Forecast, decide, forecast
+from inferq_worker.scheduling.admission import Admission, Forecast, ForecastingPolicy, decide, forecast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from inferq_worker.finish import Finisher
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.scheduling import Clock, LatencyTable
-    from inferq_worker.scheduling.simulator import ForecastingPolicy
     from inferq_worker.tasks import Tasks
     from inferq_worker.work import Request, WorkItem
 
@@ -31,10 +30,10 @@ class Triage:
         after_s: from the end of a run to the answer, seconds; learned with `answered`.
     """
 
-    def __init__(  # noqa: PLR0913 - what a judgement rests on
+    def __init__(
         self,
         *,
-        policy: ForecastingPolicy[WorkItem] | None,
+        policy: ForecastingPolicy | None,
         device: Device,
         cpus: Mapping[str, CpuPool],
         finisher: Finisher,
@@ -89,9 +88,7 @@ class Triage:
         self._divert(item, None, cpu_s)
         return True
 
-    def _forecast(
-        self, policy: ForecastingPolicy[WorkItem], item: WorkItem, latency: LatencyTable
-    ) -> Forecast | None:
+    def _forecast(self, policy: ForecastingPolicy, item: WorkItem, latency: LatencyTable) -> Forecast | None:
         if item.deadline_s is None or latency.predict(1, item.bucket) is None:
             return None
         return forecast(

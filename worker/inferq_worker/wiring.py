@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from inferq_schemas import Limits
 from inferq_worker.answer import Answerer
@@ -19,6 +19,7 @@ from inferq_worker.pipeline import Pipeline
 from inferq_worker.publish import Mover, Replies, ReplyAllowList
 from inferq_worker.redelivered import Redelivered
 from inferq_worker.scheduling import EarliestDeadline, SizeOrTimeout
+from inferq_worker.scheduling.admission import ForecastingPolicy
 from inferq_worker.scheduling.clock import LoopClock
 from inferq_worker.triage import Triage
 from inferq_worker.undertaker import Undertaker
@@ -74,7 +75,7 @@ def wire(
     cpus = {name: CpuPool() for name, model in models.items() if settings.role == "gpu" and model.file.fallback}
     policy = _policy(settings, models)
     triage = Triage(
-        policy=policy if isinstance(policy, EarliestDeadline) else None,
+        policy=policy if isinstance(policy, ForecastingPolicy) else None,
         device=device,
         cpus=cpus,
         finisher=finisher,
@@ -130,5 +131,5 @@ def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel]) -> Poli
 
 def _model(models: Mapping[str, ServedModel], bucket: Hashable) -> ServedModel:
     """A bucket of this worker is (model name, shapes), see `admit`."""
-    name, _ = bucket  # type: ignore[misc]  # Hashable to the scheduler, a pair to us
+    name, _ = cast("tuple[str, object]", bucket)
     return models[name]

@@ -6,9 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
 CloseReason: TypeAlias = Literal["full", "wait", "deadline", "idle", "shape", "drain", "solo"]
+
+
+RowLimit: TypeAlias = "int | Callable[[Hashable], int]"
+"""Largest batch in rows: one for all, or by bucket where several models share a device."""
+
+
+def row_limit(max_rows: RowLimit) -> Callable[[Hashable], int]:
+    """The limit as a function of the bucket."""
+    return max_rows if callable(max_rows) else lambda _bucket: max_rows
 
 
 class Entry(Protocol):

@@ -11,7 +11,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from inferq_worker.scheduling.batch import Batch, CloseReason, Entry, Poll
+from inferq_worker.scheduling.batch import Batch, CloseReason, Entry, Poll, RowLimit, row_limit
 from inferq_worker.scheduling.bucket import Bucket
 from inferq_worker.scheduling.deadline_queue import DeadlineQueue
 from inferq_worker.scheduling.target import TargetRows
@@ -41,7 +41,7 @@ class EarliestDeadline(Generic[T]):
     A step costs log n of the waiting jobs; polling also looks at every bucket that has some.
 
     Args:
-        max_rows: largest batch, in rows; a job with more leaves by itself.
+        max_rows: largest batch, in rows, for all buckets or by bucket; a job with more leaves by itself.
         max_bytes: largest batch, in payload bytes, unless a single job is larger.
         max_wait_s: longest a job waits for company while a device is free.
         predict_s: bucket, rows -> expected run seconds, padding included; None while nothing is known.
@@ -53,7 +53,7 @@ class EarliestDeadline(Generic[T]):
     def __init__(
         self,
         *,
-        max_rows: int,
+        max_rows: RowLimit,
         max_bytes: int,
         max_wait_s: float,
         predict_s: Callable[[Hashable, int], float | None],
@@ -61,7 +61,7 @@ class EarliestDeadline(Generic[T]):
         bulk_share: float = 0.1,
         ageing_s: float = 60.0,
     ) -> None:
-        self._max_rows = max_rows
+        self._max_rows = row_limit(max_rows)
         self._max_bytes = max_bytes
         self._max_wait_s = max_wait_s
         self._predict_s = predict_s
@@ -70,7 +70,7 @@ class EarliestDeadline(Generic[T]):
         self._ageing_s = ageing_s
         self._buckets: dict[Hashable, Bucket[T]] = {}
         self._suspects: DeadlineQueue[T] = DeadlineQueue()
-        self._target = TargetRows(max_rows)
+        self._target = TargetRows()
         self._aims: dict[Hashable, _Aim] = {}
         self._waiting = 0
         self._bulk_credit_rows = 0.0
@@ -252,9 +252,10 @@ class EarliestDeadline(Generic[T]):
     def _aim(self, key: Hashable) -> _Aim:
         aim = self._aims.get(key)
         if aim is None:
-            target = limit = self._target.rows(lambda rows: self._predict_s(key, rows))
+            max_rows = self._max_rows(key)
+            target = limit = self._target.rows(lambda rows: self._predict_s(key, rows), max_rows)
             target_s = self._run_s(key, target)
-            while limit < self._max_rows and self._run_s(key, limit + 1) <= target_s:
+            while limit < max_rows and self._run_s(key, limit + 1) <= target_s:
                 limit += 1
             aim = _Aim(target, limit)
             if len(self._aims) >= _MOST_AIMS:

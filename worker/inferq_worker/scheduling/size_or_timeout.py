@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from inferq_worker.scheduling.batch import Batch, CloseReason, Entry, Poll
+from inferq_worker.scheduling.batch import Batch, CloseReason, Entry, Poll, RowLimit, row_limit
 from inferq_worker.scheduling.deadlines import DeadlineHeap
 
 if TYPE_CHECKING:
@@ -51,23 +51,23 @@ class SizeOrTimeout(Generic[T]):
     """Size-or-timeout batching that honours deadlines in the window, with lanes and shape buckets.
 
     Args:
-        max_rows: largest batch, in rows; a job with more leaves by itself.
+        max_rows: largest batch, in rows, for all buckets or by bucket; a job with more leaves by itself.
         max_bytes: largest batch, in payload bytes, unless a single job is larger.
         max_wait_s: longest a job waits for company while a device is free; 0 = take what is here now.
-        predict_s: rows -> expected run seconds, or None while unknown; a batch closes early enough for its deadline.
+        predict_s: bucket, rows -> expected run seconds, None while unknown; a batch closes early enough for a deadline.
         margin_s: kept between the expected end of a run and the deadline.
     """
 
     def __init__(
         self,
         *,
-        max_rows: int,
+        max_rows: RowLimit,
         max_bytes: int,
         max_wait_s: float,
-        predict_s: Callable[[int], float | None],
+        predict_s: Callable[[Hashable, int], float | None],
         margin_s: float = 0.002,
     ) -> None:
-        self._max_rows = max_rows
+        self._max_rows = row_limit(max_rows)
         self._max_bytes = max_bytes
         self._max_wait_s = max_wait_s
         self._predict_s = predict_s
@@ -140,7 +140,7 @@ class SizeOrTimeout(Generic[T]):
             self._last_was_solo = True
             self._waiting.remove(suspect[1])
             return Batch((suspect[1],), "solo", suspect[1].arrived_s), _NEVER_S
-        due = [(*self._due(bucket), key) for key, bucket in self._buckets.items()]
+        due = [(*self._due(key, bucket), key) for key, bucket in self._buckets.items()]
         if not due:
             return None, _NEVER_S
         due_s, reason, key = min(due, key=lambda entry: entry[0])
@@ -148,22 +148,23 @@ class SizeOrTimeout(Generic[T]):
             return None, due_s
         return self._compose(key, reason), _NEVER_S
 
-    def _due(self, bucket: _Bucket[T]) -> tuple[float, CloseReason]:
+    def _due(self, key: Hashable, bucket: _Bucket[T]) -> tuple[float, CloseReason]:
         opened_s = min(lane[0].arrived_s for lane in bucket.lanes())
-        if bucket.rows >= self._max_rows:
+        if bucket.rows >= self._max_rows(key):
             return opened_s, "full"
         if self._was_quiet:
             return opened_s, "idle"
         wait_s = opened_s + self._max_wait_s
         first = bucket.deadlines.first()
         if first is not None:
-            latest_s = first[0] - (self._predict_s(bucket.rows + 1) or 0.0) - self._margin_s
+            latest_s = first[0] - (self._predict_s(key, bucket.rows + 1) or 0.0) - self._margin_s
             if latest_s < wait_s:
                 return latest_s, "deadline"
         return wait_s, "wait"
 
     def _compose(self, key: Hashable, reason: CloseReason) -> Batch[T]:
         self._batches += 1
+        max_rows = self._max_rows(key)
         items: list[T] = []
         rows = payload_bytes = 0
         for lane in self._buckets[key].lanes(bulk_first=self._batches % _BULK_TURN == 0):
@@ -172,9 +173,7 @@ class SizeOrTimeout(Generic[T]):
                 if item not in self._waiting:
                     lane.popleft()
                     continue
-                if items and (
-                    rows + item.rows > self._max_rows or payload_bytes + item.payload_bytes > self._max_bytes
-                ):
+                if items and (rows + item.rows > max_rows or payload_bytes + item.payload_bytes > self._max_bytes):
                     break
                 items.append(lane.popleft())
                 self._waiting.remove(item)

@@ -25,12 +25,9 @@ class TargetRows:
     A larger batch has more throughput, and fewer jobs that can bear it. The product decides, so that a few jobs in a
     hurry cannot make all batches small (nor a single job with a hopeless deadline make them single rows).
 
-    Args:
-        max_rows: largest batch that is possible.
     """
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
+    def __init__(self) -> None:
         self._allowances_s: deque[float] = deque(maxlen=_SAMPLE_JOBS)
         self._ordered_s: list[float] = []
         self._seen = self._again_at = 0
@@ -54,18 +51,19 @@ class TargetRows:
         self._seen = self._again_at = 0
         return known
 
-    def rows(self, predict_s: Callable[[int], float | None]) -> int:
+    def rows(self, predict_s: Callable[[int], float | None], max_rows: int) -> int:
         """The target, 1..max_rows; run times must not fall with rows. All of it while nothing is known."""
         if not self._ordered_s or predict_s(1) is None:
-            return self._max_rows
-        return next(filter(None, (self._most_in_time(predict_s, runs) for runs in _RUNS_IN_DEADLINE)), self._max_rows)
+            return max_rows
+        most = (self._most_in_time(predict_s, runs, max_rows) for runs in _RUNS_IN_DEADLINE)
+        return next(filter(None, most), max_rows)
 
-    def _most_in_time(self, predict_s: Callable[[int], float | None], runs: float) -> int:
+    def _most_in_time(self, predict_s: Callable[[int], float | None], runs: float, max_rows: int) -> int:
         best_rows, best_score = 0, 0.0
         jobs = len(self._ordered_s)
         for left_out in sorted({int(share * jobs) for share in _LEFT_OUT}):
             limit_s = (self._ordered_s[left_out] + _SLACK_S) / runs
-            rows = largest(partial(_runs_within, predict_s, limit_s), self._max_rows)
+            rows = largest(partial(_runs_within, predict_s, limit_s), max_rows)
             score = (jobs - left_out) * rows / max(predict_s(rows) or 0.0, _SLACK_S) if rows else 0.0
             if score > best_score:
                 best_rows, best_score = rows, score
