@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pytest
 
     from inferq.amqp import Properties
+    from inferq_worker.cpu import CpuWorker
 
 WORKER = "worker-1"
 UNIX_S = 1_800_000_000.0
@@ -215,15 +216,17 @@ class FakeStore:
     async def wait_up(self) -> None:
         await self._up.wait()
 
-    async def claim(self, ids: Sequence[str], *, forget: Sequence[str] = ()) -> tuple[RunRecord, list[Outcome | None]]:
-        await self._reach("claim", ids)
+    def record(self, ids: Collection[str]) -> RunRecord:
         self._runs += 1
-        record = RunRecord(f"{WORKER}/{self._runs}", WORKER, frozenset(ids), 0)
+        return RunRecord(f"{WORKER}/{self._runs}", WORKER, frozenset(ids), 0)
+
+    async def claim(self, record: RunRecord, ids: Sequence[str], *, forget: Sequence[str] = ()) -> list[Outcome | None]:
+        await self._reach("claim", ids)
         self.running[record.key] = record
         for job_id in forget:
             self.outcomes.pop(job_id, None)
         self._answer()
-        return record, [self.get(job_id) for job_id in ids]
+        return [self.get(job_id) for job_id in ids]
 
     async def look_up(self, ids: Sequence[str]) -> list[Outcome | None]:
         await self._reach("look_up", ids)
@@ -265,15 +268,15 @@ class FakeStore:
             if record.ids == {job_id}:
                 self.running.pop(record.key, None)
 
-    async def beat(self, *, cpu_models: Sequence[str] = ()) -> None:
-        await self._reach("beat", cpu_models)
+    async def beat(self, *, cpu: Mapping[str, CpuWorker] | None = None, gpu_models: Sequence[str] = ()) -> None:
+        await self._reach("beat", [*(cpu or {}), *gpu_models])
 
-    async def cpu_served(self, models: Sequence[str]) -> frozenset[str]:
-        await self._reach("cpu_served", models)
-        return frozenset()
+    async def cpu_workers(self, model: str) -> tuple[dict[str, CpuWorker], int]:
+        await self._reach("cpu_workers", [model])
+        return {}, 0
 
-    async def retire(self) -> None:
-        await self._reach("retire", ())
+    async def retire(self, models: Sequence[str]) -> None:
+        await self._reach("retire", models)
 
     async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
         await self._reach("payloads", [job_id])

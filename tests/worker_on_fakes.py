@@ -31,18 +31,24 @@ from inferq_schemas import (
     encode_job,
 )
 from inferq_worker.answer import Answerer
+from inferq_worker.cpu import CpuPool
+from inferq_worker.device import Device
 from inferq_worker.finish import Finisher
 from inferq_worker.held import Held
 from inferq_worker.models import ModelFile
+from inferq_worker.outbox import Outbox
 from inferq_worker.payloads import Payloads
 from inferq_worker.pipeline import Pipeline, ServedModel
 from inferq_worker.publish import Mover, Replies, ReplyAllowList
 from inferq_worker.redelivered import Redelivered
 from inferq_worker.runtime.fake import FakeSession
-from inferq_worker.scheduling import Batcher, LatencyTable, SizeOrTimeout
+from inferq_worker.scheduling import EarliestDeadline, LatencyTable, Policy, SizeOrTimeout
+from inferq_worker.scheduling.admission import ForecastingPolicy
 from inferq_worker.scheduling.clock import LoopClock
 from inferq_worker.tasks import Tasks
+from inferq_worker.triage import Triage
 from inferq_worker.undertaker import Undertaker
+from inferq_worker.windows import Window
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -72,6 +78,9 @@ class WorkerOnFakes:
     tasks: Tasks
     registry: CollectorRegistry
     journal: list[str]
+    latency: LatencyTable
+    device: Device
+    cpus: dict[str, CpuPool]
     serving: list[asyncio.Task[None]] = field(default_factory=list)
     pressure: list[bool] = field(default_factory=list)
 
@@ -139,6 +148,7 @@ async def fake_worker(
     max_wait_s: float = 0.0,
     max_rows: int = 32,
     max_held_bytes: int = 2**20,
+    policy_name: str = "size_or_timeout",
 ) -> AsyncIterator[WorkerOnFakes]:
     """A worker that serves model `m`, which doubles `x`, until the block ends; nothing is drained then."""
     registry, journal = CollectorRegistry(), list[str]()
@@ -168,28 +178,43 @@ async def fake_worker(
                 "metrics": metrics,
                 "tasks": tasks,
             }
-            models: dict[str, ServedModel] = {}
+            latency = LatencyTable()
+            window = Window(max_rows=max_rows, first_rows=256)
+            models = {"m": ServedModel(ModelFile("m", "1", Path("model.onnx")), session, latency, window)}
+            answerer = Answerer(worker=WORKER, role=role)
+            clock = LoopClock(asyncio.get_running_loop(), time.monotonic)
+            policy: Policy[WorkItem] = _policy(policy_name, latency, max_rows=max_rows, max_wait_s=max_wait_s)
+            device = Device(1, clock)
+            cpus = {"m": CpuPool()} if role == "gpu" else {}
+            triage = Triage(
+                policy=policy if isinstance(policy, ForecastingPolicy) else None,
+                device=device,
+                cpus=cpus,
+                finisher=finisher,
+                clock=clock,
+                metrics=metrics,
+                tasks=tasks,
+            )
             pipeline = Pipeline(
                 models=models,
-                answerer=Answerer(worker=WORKER, role=role),
+                policy=policy,
+                clock=clock,
+                device=device,
+                triage=triage,
+                outbox=Outbox(finisher, answerer, tasks),
+                answerer=answerer,
                 store=cast("Any", store),
                 redelivered=Redelivered(cast("Any", store), WORKER, metrics),
                 payloads=Payloads(cast("Any", store), max_bytes=2**20),
                 in_hand=held,
                 **shared,
             )
-            latency = LatencyTable()
-            policy: SizeOrTimeout[WorkItem] = SizeOrTimeout(
-                max_rows=max_rows, max_bytes=2**20, max_wait_s=max_wait_s, predict_s=latency.predict
-            )
-            batcher = Batcher(policy, LoopClock(asyncio.get_running_loop(), time.monotonic), pipeline.expired)
-            models["m"] = ServedModel(ModelFile("m", "1", Path("model.onnx")), session, batcher, latency)
             undertaker = Undertaker(held=held, **shared)
             settler = settler_of(channel, metrics)
-            serving = [group.create_task(pipeline.serve(models["m"]))]
+            serving = [group.create_task(pipeline.serve())]
             worker = WorkerOnFakes(
                 time, pipeline, undertaker, finisher, session, store, publisher, channel, settler, held, tasks,
-                registry, journal, serving, pressure,
+                registry, journal, latency, device, cpus, serving, pressure,
             )  # fmt: skip
             try:
                 yield worker
@@ -201,3 +226,13 @@ async def fake_worker(
     finally:
         if failure is not None:
             raise failure
+
+
+def _policy(name: str, latency: LatencyTable, *, max_rows: int, max_wait_s: float) -> Policy[WorkItem]:
+    policy = EarliestDeadline if name == "earliest_deadline" else SizeOrTimeout
+    return policy(
+        max_rows=max_rows,
+        max_bytes=2**20,
+        max_wait_s=max_wait_s,
+        predict_s=lambda bucket, rows: latency.predict(rows, bucket),
+    )

@@ -44,7 +44,7 @@ class Desk:
         self.clock = FakeClock()
         self.expired: list[tuple[str, float]] = []
         policy: SizeOrTimeout[Job] = SizeOrTimeout(
-            max_rows=MAX_ROWS, max_bytes=1_000, max_wait_s=MAX_WAIT_S, predict_s=lambda _rows: None
+            max_rows=MAX_ROWS, max_bytes=1_000, max_wait_s=MAX_WAIT_S, predict_s=lambda _bucket, _rows: None
         )
         policy.add(warmth := Job("", self.clock.now()))
         policy.discard(warmth)
@@ -289,7 +289,9 @@ async def test_the_loop_clock_rings_no_timer_early(ahead_s: float, delay_s: floa
 async def test_a_job_that_has_just_arrived_lies_in_nobodys_future() -> None:
     now_s = 1_000.0004
     clock = LoopClock(cast("Any", CoarseLoop()), lambda: now_s)
-    policy: SizeOrTimeout[Job] = SizeOrTimeout(max_rows=4, max_bytes=99, max_wait_s=0, predict_s=lambda _rows: None)
+    policy: SizeOrTimeout[Job] = SizeOrTimeout(
+        max_rows=4, max_bytes=99, max_wait_s=0, predict_s=lambda _bucket, _rows: None
+    )
     batcher: Batcher[Job] = Batcher(policy, clock, lambda _job: None)
     batcher.add(Job("a", arrived_s=now_s))
     assert await names(batcher.next_batch()) == "a"

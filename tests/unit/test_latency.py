@@ -25,16 +25,47 @@ def test_above_the_largest_size_time_grows_with_rows() -> None:
     assert LatencyTable({1: 0.001, 8: 0.01}).predict(16) == pytest.approx(0.02)
 
 
-def test_runs_move_the_average_of_their_size_only() -> None:
+def test_a_run_moves_the_average_of_its_size_and_in_proportion_what_is_expected_of_the_others() -> None:
     table = LatencyTable({1: 0.001, 8: 0.01})
     table.observe(8, 0.02)
     assert table.predict(8) == pytest.approx(0.012)
-    assert table.predict(1) == 0.001
+    assert table.predict(1) == pytest.approx(0.0012)
+
+
+def test_each_shape_bucket_learns_for_itself() -> None:
+    table = LatencyTable({1: 0.001, 8: 0.01})
+    for _ in range(30):
+        table.observe(8, 0.02, bucket="large")
+    assert table.predict(8, "large") == pytest.approx(0.02, rel=0.01)
+    assert table.predict(1, "large") == pytest.approx(0.002, rel=0.05)
+    assert table.predict(8, "small") == 0.01
+
+
+def test_one_hiccup_does_not_move_a_mean_by_more_than_an_outlier_may() -> None:
+    table = LatencyTable({8: 0.01})
+    table.observe(8, 60.0)
+    assert table.predict(8) == pytest.approx(0.014)
+
+
+def test_p95_lies_above_the_mean_by_the_spread_of_the_runs() -> None:
+    steady, noisy = LatencyTable({8: 0.01}), LatencyTable({8: 0.01})
+    for index in range(200):
+        steady.observe(8, 0.01)
+        noisy.observe(8, 0.008 if index % 2 else 0.012)
+    assert steady.p95(8) == pytest.approx(0.01)
+    assert 0.012 < (noisy.p95(8) or 0.0) < 0.016
+    assert LatencyTable().p95(1) is None
+
+
+def test_an_observation_tells_how_wrong_the_prediction_was() -> None:
+    table = LatencyTable({8: 0.01})
+    assert table.observe(8, 0.015) == pytest.approx(0.5)
+    assert LatencyTable().observe(8, 0.015) is None
 
 
 def test_a_change_of_speed_is_learned_within_a_few_runs() -> None:
     table = LatencyTable({8: 0.01})
-    for _ in range(12):
+    for _ in range(20):
         table.observe(8, 0.1)
     assert table.predict(8) == pytest.approx(0.1, rel=0.1)
 

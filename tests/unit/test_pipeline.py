@@ -98,11 +98,11 @@ async def test_the_running_record_stands_while_a_run_runs(time: VirtualTime) -> 
         await worker.take([job_of("a"), job_of("b")], lane="bulk")
         assert [record.ids for record in worker.store.running.values()] == [{"a", "b"}]
         await time.advance(7)
-        assert worker.pipeline.longest_run_s() == pytest.approx(7, abs=0.01)
+        assert worker.device.longest_run_s() == pytest.approx(7, abs=0.01)
         worker.session.gate.set()
         await time.settle()
         assert worker.store.running == {}
-        assert worker.pipeline.longest_run_s() == 0
+        assert worker.device.longest_run_s() == 0
 
 
 async def test_each_bad_job_of_a_bundle_gets_its_own_answer_and_the_others_go_on(time: VirtualTime) -> None:

@@ -39,10 +39,10 @@ class Policy(SizeOrTimeout[Job]):
     """The policy under test, with jobs that have come before, so that the first is not taken at once as idle."""
 
     def __init__(
-        self, *, busy: bool = True, predict_s: Callable[[int], float | None] | None = None, **more: Any
+        self, *, busy: bool = True, predict_s: Callable[[Hashable, int], float | None] | None = None, **more: Any
     ) -> None:
         limits: dict[str, Any] = {"max_rows": MAX_ROWS, "max_bytes": MAX_BYTES, "max_wait_s": MAX_WAIT_S}
-        super().__init__(**(limits | more), predict_s=predict_s or (lambda _rows: None))
+        super().__init__(**(limits | more), predict_s=predict_s or (lambda _bucket, _rows: None))
         if busy:
             self.add(warmth := Job(arrived_s=-0.001))
             self.discard(warmth)
@@ -103,7 +103,7 @@ def test_the_batch_knows_when_its_oldest_job_came() -> None:
 
 
 def test_a_batch_closes_early_enough_for_its_earliest_deadline() -> None:
-    policy = Policy(predict_s=lambda rows: 0.001 * rows)
+    policy = Policy(predict_s=lambda _bucket, rows: 0.001 * rows)
     policy.put("a", 0.0, deadline_s=1.0)
     policy.put("b", 0.0, deadline_s=0.010)
     # Two rows wait, the third is reckoned with: 10 ms - 3 ms - 2 ms margin.

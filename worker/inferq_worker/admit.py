@@ -50,7 +50,7 @@ def admit(
         requests=[request],
         inputs=inputs,
         rows=job.rows,
-        payload_bytes=sum(array.nbytes for array in inputs.values()),
+        payload_bytes=sum(tensor.payload_bytes for tensor in payloads.values()),
         bucket=(job.model, _shape(inputs, info)),
         digest=job.digest(),
         lane_rank=lane_rank,

@@ -295,7 +295,7 @@ class Worker:
 
     def _live(self) -> Mapping[str, Check]:
         age_s = self._beat.age_s()
-        run_s = self._steps.pipeline.longest_run_s() if self._steps else 0.0
+        run_s = self._steps.device.longest_run_s() if self._steps else 0.0
         stall_s = self._settings.admin.stall_s
         return {
             "event_loop": Check(age_s < _LOOP_SILENT_S, f"last beat {age_s:.1f} s ago", age_s),

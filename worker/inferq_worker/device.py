@@ -7,14 +7,23 @@ meanwhile still rides along, and what has become hopeless is not run.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from inferq_worker.scheduling import Clock
 
+_UNKNOWN_S = float("inf")
 _FIRST_LEAD_S = 0.002
 _MARGIN_S = 0.001
 _WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run on the device; monotonic seconds."""
+
+    started_s: float
 
 
 class Device:
@@ -29,16 +38,22 @@ class Device:
         self._clock = clock
         self._free = asyncio.Semaphore(slots)
         self._slots = slots
-        self._ends_s: dict[object, float] = {}
+        self._ends_s: dict[Run, float] = {}
         self._changed = asyncio.Event()
         self._check_s = _FIRST_LEAD_S
 
     @property
     def start_s(self) -> float:
         """When a batch composed now is expected to start running, monotonic seconds."""
-        if len(self._ends_s) < self._slots:
+        end_s = min(self._ends_s.values(), default=_UNKNOWN_S)
+        if len(self._ends_s) < self._slots or end_s == _UNKNOWN_S:
             return self._clock.now()
-        return max(self._clock.now(), min(self._ends_s.values()))
+        return max(self._clock.now(), end_s)
+
+    def longest_run_s(self) -> float:
+        """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
+        now_s = self._clock.now()
+        return now_s - min((run.started_s for run in list(self._ends_s)), default=now_s)
 
     @property
     def lead_s(self) -> float:
@@ -50,24 +65,27 @@ class Device:
         self._check_s += _WEIGHT * (check_s - self._check_s)
 
     async def nearly_free(self) -> None:
-        """Wait until the next batch should be composed."""
+        """Wait until the next batch should be composed; until a slot is free if no run's end can be told."""
         while len(self._ends_s) >= self._slots:
-            wait_s = self.start_s - self.lead_s - self._clock.now()
-            if wait_s <= 0:
+            compose_s = min(self._ends_s.values()) - self.lead_s
+            if compose_s <= self._clock.now():
                 return
             self._changed.clear()
-            timer = self._clock.call_at(self._clock.now() + wait_s, self._changed.set)
+            timer = None if compose_s == _UNKNOWN_S else self._clock.call_at(compose_s, self._changed.set)
             try:
                 await self._changed.wait()
             finally:
-                timer.cancel()
+                if timer is not None:
+                    timer.cancel()
 
-    async def begin(self, run: object, expected_s: float) -> None:
-        """Wait for a free slot, then take it for a run that is expected to last `expected_s` seconds."""
+    async def begin(self, expected_s: float | None) -> Run:
+        """Wait for a free slot, then take it for a run that is expected to last `expected_s` seconds, if known."""
         await self._free.acquire()
-        self._ends_s[run] = self._clock.now() + expected_s
+        run = Run(self._clock.now())
+        self._ends_s[run] = _UNKNOWN_S if expected_s is None else run.started_s + expected_s
+        return run
 
-    def end(self, run: object) -> None:
+    def end(self, run: Run) -> None:
         """The run is over: its slot is free."""
         del self._ends_s[run]
         self._free.release()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from inferq_schemas import ErrorCode
+
+_log = logging.getLogger(__name__)
 
 CALLERS_FAULT: frozenset[ErrorCode] = frozenset(
     {"malformed", "unsupported_version", "unknown_model", "invalid_input", "too_large", "conflict", "cancelled"},
@@ -31,3 +34,11 @@ class WorkError(Exception):
 
 class StoreUnavailable(Exception):  # noqa: N818 - reads as what it says
     """Redis did not answer, or refused to write (out of memory). Nothing is known to be stored; try again."""
+
+
+def as_work_error(error: Exception) -> WorkError:
+    """The error as one job's failure: whatever a body does, its sender is answered. The unexpected is logged."""
+    if isinstance(error, WorkError):
+        return error
+    _log.error("a job could not be taken in", exc_info=error)
+    return WorkError("internal", f"the worker could not take the job in: {type(error).__name__}", keep=False)

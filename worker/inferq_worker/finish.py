@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from inferq.amqp import PublishFailed, Unroutable
 from inferq.outcome import Outcome
-from inferq_schemas import FALLBACK_EXCHANGE, JOBS_EXCHANGE, Result, Tensor, encode_job
+from inferq_schemas import DEFAULT_LIMITS, FALLBACK_EXCHANGE, JOBS_EXCHANGE, Result, Tensor, encode_job
 from inferq_worker.errors import CALLERS_FAULT, StoreUnavailable
+from inferq_worker.publish import sendable
 from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from inferq_worker.work import Request, WorkItem
 
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 5.0
+_INLINE_BYTES = DEFAULT_LIMITS.body_bytes // 2
 _CONFLICT = "this id already has the outcome of another content; use a new id, or force to run again"
 
 
@@ -209,7 +211,7 @@ class Finisher:
     async def _keep(self, answers: Sequence[Answer], record: RunRecord | None) -> list[_Final]:
         if not answers and record is None:
             return []
-        results = [await self._with_references(answer.result) for answer in answers]
+        results = [sendable(await self._with_references(answer.result)) for answer in answers]
         outcomes = [Outcome(answer.digest, result) for answer, result in zip(answers, results, strict=True)]
         hint = [answer.result.id for answer in answers if any(one.reply_to is None for one in answer.requests)]
         canonical = await self._store.keep(outcomes, hint=hint, ended=record)
@@ -230,19 +232,25 @@ class Finisher:
         return _Final(replace(answer, from_store=True), kept.result, stored=True)
 
     async def _with_references(self, result: Result) -> Result:
-        large = {
-            name: tensor
-            for name, tensor in result.outputs.items()
-            if isinstance(tensor.data, bytes) and len(tensor.data) > self._claim_check_bytes
-        }
+        large = self._large(result.outputs)
         if not large:
             return result
-        data = {name: tensor.data for name, tensor in large.items() if isinstance(tensor.data, bytes)}
-        refs = await self._store.put_outputs(result.id, data)
-        referenced = {
-            name: Tensor(dtype=tensor.dtype, shape=tensor.shape, ref=refs[name]) for name, tensor in large.items()
-        }
+        refs = await self._store.put_outputs(result.id, large)
+        tensors = {name: result.outputs[name] for name in large}
+        referenced = {name: Tensor(dtype=one.dtype, shape=one.shape, ref=refs[name]) for name, one in tensors.items()}
         return replace(result, outputs={**result.outputs, **referenced})
+
+    def _large(self, outputs: Mapping[str, Tensor]) -> dict[str, bytes]:
+        """What travels by reference: every large output, and the largest others that would not fit in one message."""
+        data = {name: one.data for name, one in outputs.items() if isinstance(one.data, bytes)}
+        inline_bytes = sum(one.payload_bytes for one in outputs.values())
+        large = {}
+        for name, content in sorted(data.items(), key=lambda entry: -len(entry[1])):
+            if len(content) <= self._claim_check_bytes and inline_bytes <= _INLINE_BYTES:
+                break
+            large[name] = content
+            inline_bytes -= len(content)
+        return large
 
     async def _tell(self, finals: Sequence[_Final]) -> None:
         pairs = [(request, final.result) for final in finals for request in final.answer.requests]

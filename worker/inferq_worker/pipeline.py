@@ -5,6 +5,7 @@ The steps do not know each other; this module calls them in turn, decides what f
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from inferq_schemas import FALLBACK_LANE, Job, RejectedJob
 from inferq_worker.admit import admit
 from inferq_worker.answer import Answerer, RunTimes
 from inferq_worker.decode import deadline_s, decode
-from inferq_worker.errors import StoreUnavailable, WorkError
+from inferq_worker.errors import StoreUnavailable, WorkError, as_work_error
 from inferq_worker.outbox import digest_of
 from inferq_worker.scheduling import Batch, Batcher
 from inferq_worker.work import Request, WorkItem
@@ -23,6 +24,7 @@ from inferq_worker.work import Request, WorkItem
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from inferq.outcome import Outcome
     from inferq_schemas import Limits, Tensor
     from inferq_worker.device import Device
     from inferq_worker.finish import Finisher
@@ -109,7 +111,6 @@ class Pipeline:
         self._metrics = metrics
         self._tasks = tasks
         self._held: dict[str, WorkItem] = {}
-        self._running: dict[Batch[WorkItem], float] = {}
         self._lanes_seen: set[tuple[str, str]] = set()
         self._draining = False
 
@@ -128,7 +129,7 @@ class Pipeline:
         try:
             lane, jobs = decode(delivery, self._limits)
         except Exception as unreadable:  # noqa: BLE001 - whatever a body does, its sender is answered
-            error = _as_work_error(unreadable)
+            error = as_work_error(unreadable)
             self._metrics.job_received(delivery.lane.model, delivery.lane.name)
             self._outbox.refuse(Request(delivery, delivery.lane.name), error, "")
             return 0
@@ -150,25 +151,41 @@ class Pipeline:
             closed_s = time.monotonic()
             record, batch = await self._claim(batch)
             self._device.checked(time.monotonic() - closed_s)
-            if not batch.items:
-                await self._finisher.abandon(record)
-                continue
-            model = self._models[batch.items[0].job.model]
-            await self._device.begin(batch, model.latency.predict(batch.rows, batch.items[0].bucket) or 0.0)
-            self._tasks.spawn(self._answer(model, batch, record, closed_s))
+            if batch.items:
+                latency = self._models[batch.items[0].job.model].latency
+                run = await self._device.begin(latency.predict(batch.rows, batch.items[0].bucket))
+                batch = self._still_due(batch)
+                if batch.items:
+                    self._tasks.spawn(self._answer(batch, record, run, closed_s))
+                    continue
+                self._device.end(run)
+            await self._finisher.abandon(record)
 
-    async def _answer(
-        self, model: ServedModel, batch: Batch[WorkItem], record: RunRecord | None, closed_s: float
-    ) -> None:
+    def _still_due(self, batch: Batch[WorkItem]) -> Batch[WorkItem]:
+        """What is left to run when the device is free at last, which may be later than predicted."""
+        now_s = time.monotonic()
+        runs = []
+        for item in batch.items:
+            if self._draining:
+                self._give_back(item)
+            elif _too_late(item, now_s):
+                self.expired(item)
+            else:
+                runs.append(item)
+        return Batch(tuple(runs), batch.reason, batch.opened_s)
+
+    async def _answer(self, batch: Batch[WorkItem], record: RunRecord, run: Run, closed_s: float) -> None:
         """Run a batch that has its slot of the device, and bring the answers out."""
+        model = self._models[batch.items[0].job.model]
+        unended: RunRecord | None = record
         try:
-            report = await self._run(model, batch)
+            report = await model.session.run([item.inputs for item in batch.items])
             if batch.reason == "solo":
                 # It survived, and that must be known before the next suspect runs: an end then would condemn both.
                 await self._finisher.abandon(record)
-                record = None
+                unended = None
         finally:
-            self._device.end(batch)
+            self._device.end(run)
         times = RunTimes(closed_s, time.monotonic())
         self._record(model, batch, report, times)
         for item in batch.items:
@@ -176,7 +193,7 @@ class Pipeline:
         info = model.session.info
         served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
         answers = list(self._answerer.results(batch, report, times, served_by, info))
-        await self._finisher.finish(answers, record)
+        await self._finisher.finish(answers, unended)
         self._triage.answered(time.monotonic() - times.ended_s)
 
     def expired(self, item: WorkItem) -> None:
@@ -220,10 +237,6 @@ class Pipeline:
             oldest_s = min((item.arrived_s for item in items), default=now_s)
             self._metrics.oldest_job_age(model, lane, now_s - oldest_s)
 
-    def longest_run_s(self) -> float:
-        """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
-        return time.monotonic() - min(self._running.copy().values(), default=time.monotonic())
-
     def _misaddressed(self, delivery: Delivery) -> WorkError | None:
         """A reply queue off the allow-list is never written to, not even to say so; no job of the message runs."""
         reply_to = delivery.reply_to
@@ -237,7 +250,7 @@ class Pipeline:
         try:
             return self._take_job(job, request, misaddressed)
         except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
-            self._outbox.refuse(request, _as_work_error(error), job.id)
+            self._outbox.refuse(request, as_work_error(error), job.id)
             return 0
 
     def _take_job(self, job: Job | RejectedJob, request: Request, misaddressed: WorkError | None) -> int:
@@ -263,7 +276,7 @@ class Pipeline:
             payloads = await self._payloads.resolve(job, request.delivery)
             self._schedule(job, request, payloads, alone=alone)
         except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
-            self._outbox.refuse(request, _as_work_error(error), job.id, job=job)
+            self._outbox.refuse(request, as_work_error(error), job.id, job=job)
 
     def _schedule(self, job: Job, request: Request, payloads: Mapping[str, Tensor], *, alone: bool = False) -> None:
         if self._draining:
@@ -315,14 +328,15 @@ class Pipeline:
         held.requests.append(request)
         return True
 
-    async def _claim(self, batch: Batch[WorkItem]) -> tuple[RunRecord | None, Batch[WorkItem]]:
+    async def _claim(self, batch: Batch[WorkItem]) -> tuple[RunRecord, Batch[WorkItem]]:
         """The last check before the run: answered or cancelled meanwhile, taken back by the broker, too late."""
         ids = [item.job.id for item in batch.items]
         forget = [item.job.id for item in batch.items if _forces(item)]
-        try:
-            record, outcomes = await self._store.claim(ids, forget=forget)
-        except StoreUnavailable:
-            record, outcomes = None, [None] * len(ids)
+        record = self._store.record(ids)
+        outcomes: Sequence[Outcome | None] = [None] * len(ids)
+        with contextlib.suppress(StoreUnavailable):
+            # If it fails, the record may be stored all the same: it is ended with the run like any other.
+            outcomes = await self._store.claim(record, ids, forget=forget)
         now_s = time.monotonic()
         runs = []
         for item, outcome in zip(batch.items, outcomes, strict=True):
@@ -331,18 +345,11 @@ class Pipeline:
                 self._outbox.repeat(item, outcome)
             elif item.stale:
                 self._give_back(item)
-            elif item.deadline_s is not None and item.deadline_s <= now_s and not item.serve_late:
+            elif _too_late(item, now_s):
                 self.expired(item)
             else:
                 runs.append(item)
         return record, Batch(tuple(runs), batch.reason, batch.opened_s)
-
-    async def _run(self, model: ServedModel, batch: Batch[WorkItem]) -> RunReport:
-        self._running[batch] = time.monotonic()
-        try:
-            return await model.session.run([item.inputs for item in batch.items])
-        finally:
-            del self._running[batch]
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name
@@ -379,11 +386,8 @@ class Pipeline:
 _CONFLICT = "this id already stands for another content; use a new id, or force to run again"
 
 
-def _as_work_error(error: Exception) -> WorkError:
-    if isinstance(error, WorkError):
-        return error
-    _log.error("job.admission_failed", exc_info=error)
-    return WorkError("internal", f"the worker could not take the job in: {type(error).__name__}", keep=False)
+def _too_late(item: WorkItem, now_s: float) -> bool:
+    return item.deadline_s is not None and item.deadline_s <= now_s and not item.serve_late
 
 
 def _forces(item: WorkItem) -> bool:

@@ -86,7 +86,7 @@ class Replies:
         return [pair for pairs in await asyncio.gather(*sends) for pair in pairs]
 
     async def _send(self, pairs: Sequence[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
-        pairs = [(request, _sendable(result)) for request, result in pairs]
+        pairs = [(request, sendable(result)) for request, result in pairs]
         bodies = [encode_result(result) for _, result in pairs]
         if len(pairs) > 1 and sum(map(len, bodies)) > DEFAULT_LIMITS.body_bytes // 2:
             middle = len(pairs) // 2
@@ -189,7 +189,7 @@ class Mover:
         )
 
 
-def _sendable(result: Result) -> Result:
+def sendable(result: Result) -> Result:
     """The result, or `too_large` where its outputs do not fit in a message (Redis away, or very many outputs)."""
     payload_bytes = sum(_packed_bytes(tensor) for tensor in result.outputs.values())
     if payload_bytes < DEFAULT_LIMITS.body_bytes - _ENVELOPE_BYTES:

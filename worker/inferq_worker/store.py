@@ -65,25 +65,29 @@ class Store:
     def _running_key(self) -> str:
         return f"{self._prefix}:running"
 
-    async def claim(self, ids: Sequence[str], *, forget: Sequence[str] = ()) -> tuple[RunRecord, list[Outcome | None]]:
-        """Before a run: look the jobs' outcomes up, and put the jobs into a running record, in one round trip.
+    def record(self, ids: Collection[str]) -> RunRecord:
+        """A new running record for these jobs; `claim` stores it, `keep` or `end` removes it."""
+        self._runs += 1
+        return RunRecord(f"{self._worker}/{self._runs}", self._worker, frozenset(ids), int(time.time() * 1000))
+
+    async def claim(self, record: RunRecord, ids: Sequence[str], *, forget: Sequence[str] = ()) -> list[Outcome | None]:
+        """Before a run: look the jobs' outcomes up, and store their running record, in one round trip.
 
         Args:
+            record: from `record`. If the call fails, it may be stored all the same: end it.
             ids: jobs of the batch.
             forget: of these, the jobs whose stored outcome is deleted first (`force`).
 
         Returns:
-            The record, to be handed to `keep`, and for each id its outcome or None, in the order of `ids`.
+            For each id its outcome or None, in the order of `ids`.
         """
-        self._runs += 1
-        record = RunRecord(f"{self._worker}/{self._runs}", self._worker, frozenset(ids), int(time.time() * 1000))
         pipe = self._pipeline()
         if forget:
             pipe.delete(*(result_key(self._prefix, job_id) for job_id in forget))
         pipe.hset(self._running_key, record.key, record.encode())
         pipe.mget([result_key(self._prefix, job_id) for job_id in ids])
         *_, raw = await self._execute(pipe, "lookup")
-        return record, [_outcome(value) for value in raw]
+        return [_outcome(value) for value in raw]
 
     async def look_up(self, ids: Sequence[str]) -> list[Outcome | None]:
         """Stored outcomes of `ids`, in order; None where there is none."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from inferq_schemas import Job, RejectedJob, Result
 from inferq_worker.decode import deadline_s, decode
-from inferq_worker.errors import WorkError
+from inferq_worker.errors import WorkError, as_work_error
 from inferq_worker.work import Answer, Request
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Undertaker:
             delivery.reply_to = None
         try:
             lane, jobs = decode(delivery, self._limits)
-        except WorkError as error:
+        except Exception as unreadable:  # noqa: BLE001 - an unsettled message would never be seen again
+            error = as_work_error(unreadable)
             delivery.open_requests = 1
             await self._finisher.finish([_answer(Request(delivery, delivery.lane.name), "", error)], None)
             return

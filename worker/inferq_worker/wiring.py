@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the program drives: the pipeline, the undertaker, and the pictures of CPU workers to keep current."""
+    """What the program drives and asks: pipeline, undertaker, device, and pictures of CPU workers to keep current."""
 
     pipeline: Pipeline
     undertaker: Undertaker
+    device: Device
     cpus: Mapping[str, CpuPool]
 
 
@@ -102,7 +103,7 @@ def wire(
         tasks=tasks,
     )
     undertaker = Undertaker(limits=limits, allow=allow, finisher=finisher, held=held, metrics=metrics, tasks=tasks)
-    return Steps(pipeline, undertaker, cpus)
+    return Steps(pipeline, undertaker, device, cpus)
 
 
 def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel]) -> Policy[WorkItem]:

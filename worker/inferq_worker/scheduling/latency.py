@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-_WEIGHT = 0.1
-"""Weight of a new run in the moving averages: ten runs forget a change of speed."""
+_WEIGHT = 0.2
+"""Weight of a new run in the moving averages: five runs forget a change of speed."""
 _OUTLIER = 3.0
 """A run that took longer than this many times its expectation counts as this many: one hiccup does not move a mean."""
 _P95_DEVIATIONS = 2.06
@@ -61,9 +61,11 @@ class LatencyTable:
         known = self._buckets.setdefault(bucket, {})
         if rows in known:
             known[rows].learn(run_s)
+        elif rows in self._seed and predicted_s:
+            known[rows] = _Estimate(predicted_s)
+            known[rows].learn(run_s)
         else:
-            expected_s = predicted_s or run_s
-            known[rows] = _Estimate(min(run_s, _OUTLIER * expected_s))
+            known[rows] = _Estimate(min(run_s, _OUTLIER * predicted_s) if predicted_s else run_s)
         self._learn_factor(rows, known[rows].mean_s, bucket)
         return run_s / predicted_s - 1.0 if predicted_s else None
 
