@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from inferq.outcome import Outcome
     from inferq_schemas import Limits, Tensor
-    from inferq_worker.device import Device
+    from inferq_worker.device import Device, Run
     from inferq_worker.finish import Finisher
     from inferq_worker.held import Held
     from inferq_worker.models import ModelFile
