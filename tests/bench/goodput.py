@@ -21,15 +21,16 @@ import urllib.request
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from onnx import TensorProto, helper
+from tests import models
 
 from inferq import Client
 from inferq_worker.scheduling import EarliestDeadline, LatencyTable, SizeOrTimeout
-from inferq_worker.scheduling.simulator import Arrival, Setup, simulate
-from tests import models
+from inferq_worker.scheduling.simulator import Setup, simulate
+from inferq_worker.scheduling.traces import Arrival, Stream, arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,7 @@ class Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
 
-    async def __aenter__(self) -> Worker:
+    async def __aenter__(self) -> Self:
         settings = {"batching.policy": self._policy, "batching.max_rows": str(MAX_ROWS), "log.format": "json"}
         arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         self._process = await asyncio.create_subprocess_exec(
@@ -112,7 +113,7 @@ class Worker:
         )  # fmt: skip
         self._drain = asyncio.create_task(self._read_log())
         async with asyncio.timeout(60):
-            while not self._port or not await asyncio.to_thread(self._is_ready):
+            while not self._port or not await asyncio.to_thread(self._is_ready):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.2)
         return self
 
@@ -145,15 +146,11 @@ class Worker:
 
 
 def trace(rate: float, seconds: float, allowance_s: float, seed: int) -> list[Arrival]:
-    """Poisson arrivals."""
-    rng = random.Random(seed)  # noqa: S311 - a load, not a secret
-    at_s, arrivals = 0.0, []
-    while (at_s := at_s + rng.expovariate(rate)) < seconds:
-        arrivals.append(Arrival(at_s, allowance_s))
-    return arrivals
+    """Poisson arrivals of single rows."""
+    return list(arrivals(random.Random(seed), Stream(rate, (allowance_s,)), seconds))  # noqa: S311 - a load
 
 
-async def offer(client: Client, arrivals: Sequence[Arrival]) -> Counter[str]:
+async def offer(client: Client, jobs: Sequence[Arrival]) -> Counter[str]:
     """Send jobs at their times, whatever becomes of those before; count answers in time, late, and by code."""
     x = np.random.default_rng(0).random((1, FEATURES), np.float32)
     counts: Counter[str] = Counter()
@@ -170,11 +167,11 @@ async def offer(client: Client, arrivals: Sequence[Arrival]) -> Counter[str]:
         else:
             counts["in_time" if time.monotonic() <= due_s else "late"] += 1
 
-    await asyncio.gather(*(ask(arrival) for arrival in arrivals))
+    await asyncio.gather(*(ask(arrival) for arrival in jobs))
     return counts
 
 
-def predicted(policy_name: str, arrivals: Sequence[Arrival], table: LatencyTable) -> float:
+def predicted(policy_name: str, jobs: Sequence[Arrival], table: LatencyTable) -> float:
     """Goodput that the simulator expects of the same arrivals."""
 
     def policy() -> Policy[SimulatedJob]:
@@ -184,7 +181,13 @@ def predicted(policy_name: str, arrivals: Sequence[Arrival], table: LatencyTable
         )
 
     setup = Setup(policy, lambda rows: table.predict(rows) or 0.0, hand_over_s=0.003, after_s=0.003)
-    return simulate(arrivals, setup).goodput
+    return simulate(jobs, setup).goodput
+
+
+def line(load: Load, capacity: float) -> str:
+    """One row of the table."""
+    shares = f"goodput {load.goodput:6.1%}  bound {load.bound:6.1%}  simulated {load.simulated:6.1%}"
+    return f"  {load.policy:18} {load.factor:.1f} x {capacity:5.0f}/s  {shares}  {load.codes}"
 
 
 async def measure(model: Path, policy: str, factors: Sequence[float], seconds: float, seed: int) -> list[Load]:
@@ -195,23 +198,22 @@ async def measure(model: Path, policy: str, factors: Sequence[float], seconds: f
         await offer(client, trace(50, 4, allowance_s, seed))
         for factor in factors:
             capacity = MAX_ROWS / worker.run_s_by_rows()[MAX_ROWS]
-            arrivals = trace(capacity * factor, seconds, allowance_s, seed)
-            counts = await offer(client, arrivals)
+            jobs = trace(capacity * factor, seconds, allowance_s, seed)
+            counts = await offer(client, jobs)
             table = LatencyTable(worker.run_s_by_rows())
             # The machine is shared and its speed drifts: the bound is that of the speed during this load.
             capacity = MAX_ROWS / (table.predict(MAX_ROWS) or 1.0)
-            offered = len(arrivals) / seconds
+            offered = len(jobs) / seconds
             load = Load(
                 factor,
                 policy,
-                len(arrivals),
-                counts["in_time"] / len(arrivals),
+                len(jobs),
+                counts["in_time"] / len(jobs),
                 min(1.0, capacity / offered),
-                predicted(policy, arrivals, table),
+                predicted(policy, jobs, table),
                 dict(counts),
             )
-            print(f"  {policy:18} {factor:.1f} x {capacity:5.0f}/s  goodput {load.goodput:6.1%}  bound {load.bound:6.1%}  "
-                  f"simulated {load.simulated:6.1%}  {load.codes}", flush=True)  # fmt: skip
+            print(line(load, capacity), flush=True)
             loads.append(load)
     return loads
 

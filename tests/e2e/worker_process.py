@@ -143,7 +143,8 @@ class WorkerProcess:
         return found
 
     def get(self, page: str) -> tuple[int, str]:
-        """Status and text of an admin page; 0 while nobody listens."""
+        """Status and text of an admin page; 0 while nobody listens yet. A worker that has ended is an error."""
+        assert self.returncode is None, f"the worker ended with {self.returncode}:\n{self.log()[-4000:]}"
         listening = self.events("admin.listening")
         if not listening:
             return 0, "not listening yet"
@@ -172,8 +173,7 @@ class WorkerProcess:
         return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(series)), 0.0)
 
     async def is_ready(self) -> bool:
-        """Whether /readyz says so; an exit is an error."""
-        assert self.returncode is None, f"the worker ended with {self.returncode}:\n{self.log()[-4000:]}"
+        """Whether /readyz says so."""
         return (await self.page("/readyz"))[0] == 200
 
     async def ready(self, limit_s: float = READY_LIMIT_S) -> "WorkerProcess":

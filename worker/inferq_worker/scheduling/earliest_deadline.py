@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from inferq_worker.scheduling.batch import Batch, CloseReason, Entry, Poll, RowLimit, row_limit
 from inferq_worker.scheduling.bucket import Bucket
@@ -25,14 +25,7 @@ _NEVER_S = float("inf")
 _arrived_s_of: attrgetter[float] = attrgetter("arrived_s")
 _FORGET_AFTER_S = 10.0
 """Without an urgent job for so long, batches need not be ready for one."""
-_MOST_AIMS = 256
-
-
-class _Aim(NamedTuple):
-    """The batch that is aimed at: its rows, with the padding that comes for free, and its predicted run."""
-
-    target_rows: int
-    limit_rows: int
+_MOST_TARGETS = 256
 
 
 class EarliestDeadline(Generic[T]):
@@ -71,7 +64,7 @@ class EarliestDeadline(Generic[T]):
         self._buckets: dict[Hashable, Bucket[T]] = {}
         self._suspects: DeadlineQueue[T] = DeadlineQueue()
         self._target = TargetRows()
-        self._aims: dict[Hashable, _Aim] = {}
+        self._targets: dict[Hashable, int] = {}
         self._waiting = 0
         self._bulk_credit_rows = 0.0
         self._last_arrival_s = self._last_urgent_s = -_NEVER_S
@@ -96,7 +89,7 @@ class EarliestDeadline(Generic[T]):
         if deadline_s is not None and not item.lane_rank:
             self._last_urgent_s = arrived_s
             if self._target.saw(deadline_s - arrived_s):
-                self._aims.clear()
+                self._targets.clear()
         key = item.bucket
         if key not in self._buckets:
             self._buckets[key] = Bucket()
@@ -128,7 +121,15 @@ class EarliestDeadline(Generic[T]):
 
     def target_rows(self, bucket: Hashable) -> int:
         """The batch that is aimed at: the size at which the most jobs are answered in time."""
-        return self._aim(bucket).target_rows
+        target = self._targets.get(bucket)
+        if target is None:
+            target = self._target.rows(partial(self._predict_s, bucket), self._max_rows(bucket))
+            if len(self._targets) >= _MOST_TARGETS:
+                # Shapes come from clients; what is not remembered is only computed again.
+                self._targets.clear()
+            if self._predict_s(bucket, 1) is not None:
+                self._targets[bucket] = target
+        return target
 
     def poll(self, now_s: float, *, free: bool, start_s: float | None = None) -> Poll[T]:
         """Report expired jobs; with a device about to be free also the batch that is due, or when one will be.
@@ -191,7 +192,7 @@ class EarliestDeadline(Generic[T]):
             if len(self._suspects) and not (self._last_was_solo and self._buckets):
                 batch = self._solo(start_s, given_up)
             else:
-                due_s, reason, key = self._most_urgent(now_s)
+                due_s, reason, key = self._most_urgent(now_s, start_s)
                 if due_s > now_s:
                     return None, due_s
                 batch = self._compose(key, start_s, reason, given_up)
@@ -201,7 +202,7 @@ class EarliestDeadline(Generic[T]):
 
     def _forget(self, now_s: float) -> None:
         if now_s - self._last_urgent_s > _FORGET_AFTER_S and self._target.forget():
-            self._aims.clear()
+            self._targets.clear()
 
     def _solo(self, start_s: float, given_up: list[T]) -> Batch[T] | None:
         item = next(iter(self._suspects))
@@ -214,22 +215,27 @@ class EarliestDeadline(Generic[T]):
         self._last_was_solo = True
         return Batch((item,), "solo", item.arrived_s)
 
-    def _most_urgent(self, now_s: float) -> tuple[float, CloseReason, Hashable]:
-        """When and why the next bucket is due, and which: of several that are due now, the one that is served first."""
-        coming: list[tuple[float, CloseReason, Hashable]] = []
-        due: list[tuple[tuple[int, float], tuple[float, CloseReason, Hashable]]] = []
-        for key, bucket in self._buckets.items():
-            due_s, reason = self._due(key, bucket)
-            if due_s <= now_s:
-                due.append((self._precedence(key, bucket), (due_s, reason, key)))
-            else:
-                coming.append((due_s, reason, key))
-        if due:
-            return min(due, key=lambda entry: entry[0])[1]
-        return min(coming, key=lambda entry: entry[0])
+    def _most_urgent(self, now_s: float, start_s: float) -> tuple[float, CloseReason, Hashable]:
+        """When and why the next bucket is due, and which: of several that are due now, the one that is served first.
 
-    def _precedence(self, key: Hashable, bucket: Bucket[T]) -> tuple[int, float]:
+        While one is due, another one may not wait for company if its first job would not survive the run of that one.
+        """
+        states = [(*self._due(key, bucket), key) for key, bucket in self._buckets.items()]
+        due = [state for state in states if state[0] <= now_s]
+        if not due:
+            return min(states, key=lambda state: state[0])
+        first = min(due, key=lambda state: self._precedence(state[2]))
+        if len(due) == len(states):
+            return first
+        busy_s = start_s + self._run_s(first[2], min(self._buckets[first[2]].rows, self.target_rows(first[2])))
+        hurried: list[tuple[float, CloseReason, Hashable]] = [
+            (now_s, "deadline", key) for due_s, _, key in states if due_s > now_s and self._latest_s(key) < busy_s
+        ]
+        return min((first, *hurried), key=lambda state: self._precedence(state[2]))
+
+    def _precedence(self, key: Hashable) -> tuple[int, float]:
         """Class, then deadline. Not the time since when it is due: a bulk backlog has always been due longest."""
+        bucket = self._buckets[key]
         if self._bulk_is_owed(key, bucket):
             return (0, bucket.patient()[0].first_due_s())
         if len(bucket.urgent):
@@ -238,49 +244,38 @@ class EarliestDeadline(Generic[T]):
 
     def _due(self, key: Hashable, bucket: Bucket[T]) -> tuple[float, CloseReason]:
         opened_s, rows = bucket.opened_s(), bucket.rows
-        if rows >= self._aim(key).target_rows:
+        if rows >= self.target_rows(key):
             return opened_s, "full"
         if self._was_quiet:
             return opened_s, "idle"
         wait_s = opened_s + self._max_wait_s
-        latest_s = bucket.first_due_s() - self._run_s(key, rows + 1) - self._margin_s
+        latest_s = self._latest_s(key)
         return (latest_s, "deadline") if latest_s < wait_s else (wait_s, "wait")
+
+    def _latest_s(self, key: Hashable) -> float:
+        """When a batch with one more row must start to be in time for the first job."""
+        bucket = self._buckets[key]
+        return bucket.first_due_s() - self._run_s(key, bucket.rows + 1) - self._margin_s
 
     def _run_s(self, key: Hashable, rows: int) -> float:
         return self._predict_s(key, rows) or 0.0
 
-    def _aim(self, key: Hashable) -> _Aim:
-        aim = self._aims.get(key)
-        if aim is None:
-            max_rows = self._max_rows(key)
-            target = limit = self._target.rows(lambda rows: self._predict_s(key, rows), max_rows)
-            target_s = self._run_s(key, target)
-            while limit < max_rows and self._run_s(key, limit + 1) <= target_s:
-                limit += 1
-            aim = _Aim(target, limit)
-            if len(self._aims) >= _MOST_AIMS:
-                # Shapes come from clients; what is not remembered is only computed again.
-                self._aims.clear()
-            if target_s:
-                self._aims[key] = aim
-        return aim
-
     def _compose(self, key: Hashable, start_s: float, reason: CloseReason, given_up: list[T]) -> Batch[T] | None:
         """Build the batch of a bucket; None if its jobs had to be given up."""
-        bucket, aim = self._buckets[key], self._aim(key)
+        bucket, target = self._buckets[key], self.target_rows(key)
         others = (other.urgent.first_due_s() for other in self._buckets.values() if other is not bucket)
         run_s = partial(self._run_s, key)
-        device = Device(start_s, self._margin_s, run_s, *aim, min(others, default=_NEVER_S))
+        device = Device(start_s, self._margin_s, run_s, target, min(others, default=_NEVER_S))
         limits = {queue: self._give_up(key, queue, device, given_up) for queue in (bucket.urgent, bucket.bulk)}
         self._was_quiet = False
         if not len(bucket):
             return None
         order = tuple(self._order(key, bucket))
-        limit_rows = limits.get(next(queue for queue in order if len(queue)), aim.limit_rows)
+        limit_rows = limits.get(next(queue for queue in order if len(queue)), target)
         filling: Filling[T] = Filling(limit_rows, self._max_bytes, device)
         for queue in order:
             filling.take(bucket, queue)
-        self._account(filling, aim.target_rows)
+        self._account(filling, target)
         self._last_was_solo = False
         self._left(key, len(filling.items))
         return Batch(tuple(filling.items), reason, min(map(_arrived_s_of, filling.items)))
@@ -301,7 +296,7 @@ class EarliestDeadline(Generic[T]):
             yield bucket.urgent
 
     def _bulk_is_owed(self, key: Hashable, bucket: Bucket[T]) -> bool:
-        return len(bucket) > len(bucket.urgent) and self._bulk_credit_rows >= self._aim(key).target_rows
+        return len(bucket) > len(bucket.urgent) and self._bulk_credit_rows >= self.target_rows(key)
 
     def _account(self, filling: Filling[T], target: int) -> None:
         """Every row that runs earns bulk its share; what bulk rows run spends it. Neither is saved up for long."""

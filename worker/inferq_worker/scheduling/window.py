@@ -31,7 +31,6 @@ class Device(NamedTuple):
         margin_s: kept between the expected end of a run and a deadline.
         run_s: rows -> expected run seconds.
         target_rows: the size that is aimed at.
-        limit_rows: the target, and the rows of padding that a run of that size computes anyway.
         next_due_s: the earliest deadline among urgent jobs that cannot ride, being of another shape.
     """
 
@@ -39,7 +38,6 @@ class Device(NamedTuple):
     margin_s: float
     run_s: Callable[[int], float]
     target_rows: int
-    limit_rows: int
     next_due_s: float = float("inf")
 
     def finish_s(self, rows: int) -> float:
@@ -67,7 +65,7 @@ def window(queue: DeadlineQueue[T], device: Device) -> Window:
             if spared:
                 return Window(heads, spared)
         heads, rows = heads + 1, rows - item.rows
-    return Window(heads, device.limit_rows)
+    return Window(heads, device.target_rows)
 
 
 def _small_batch(queue: DeadlineQueue[T], first: int, due_s: float, device: Device) -> int:
