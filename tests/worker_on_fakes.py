@@ -42,7 +42,7 @@ from inferq_worker.pipeline import Pipeline, ServedModel
 from inferq_worker.publish import Mover, Replies, ReplyAllowList
 from inferq_worker.redelivered import Redelivered
 from inferq_worker.runtime.fake import FakeSession
-from inferq_worker.scheduling import EarliestDeadline, LatencyTable, Policy, SizeOrTimeout
+from inferq_worker.scheduling import EarliestDeadline, LatencyTable, Policy, RunningP95, SizeOrTimeout
 from inferq_worker.scheduling.admission import ForecastingPolicy
 from inferq_worker.scheduling.clock import LoopClock
 from inferq_worker.tasks import Tasks
@@ -190,6 +190,7 @@ async def fake_worker(
                 policy=policy if isinstance(policy, ForecastingPolicy) else None,
                 device=device,
                 cpus=cpus,
+                after=(after := RunningP95(0.003)),
                 finisher=finisher,
                 clock=clock,
                 metrics=metrics,
@@ -207,6 +208,7 @@ async def fake_worker(
                 redelivered=Redelivered(cast("Any", store), WORKER, metrics),
                 payloads=Payloads(cast("Any", store), max_bytes=2**20),
                 in_hand=held,
+                after=after,
                 **shared,
             )
             undertaker = Undertaker(held=held, **shared)

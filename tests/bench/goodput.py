@@ -66,7 +66,7 @@ def write_model(folder: Path, steps: int, fixed_steps: int) -> Path:
     nodes.append(helper.make_node("Mul", [f"f{fixed_steps}", "nothing"], ["f"]))
     nodes.append(helper.make_node("Add", [f"r{steps}", "f"], ["sum"]))
     nodes.append(helper.make_node("ReduceMean", ["sum", "axes"], ["y"], keepdims=1))
-    weights = {
+    weights: dict[str, np.ndarray] = {
         "zero": np.zeros(1, np.int64),
         "one": np.ones(1, np.int64),
         "axes": np.ones(1, np.int64),

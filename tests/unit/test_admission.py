@@ -65,7 +65,7 @@ def test_only_a_policy_that_looks_ahead_can_be_asked() -> None:
         max_rows=1, max_bytes=1, max_wait_s=0, predict_s=lambda _bucket, _rows: None
     )
     plain: SizeOrTimeout[object] = SizeOrTimeout(  # type: ignore[type-var]  # same
-        max_rows=1, max_bytes=1, max_wait_s=0, predict_s=lambda _rows: None
+        max_rows=1, max_bytes=1, max_wait_s=0, predict_s=lambda _bucket, _rows: None
     )
     assert isinstance(earliest, ForecastingPolicy)
     assert not isinstance(plain, ForecastingPolicy)

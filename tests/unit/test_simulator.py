@@ -27,7 +27,9 @@ def earliest_deadline() -> EarliestDeadline[SimulatedJob]:
 
 
 def size_or_timeout() -> SizeOrTimeout[SimulatedJob]:
-    return SizeOrTimeout(max_rows=MAX_ROWS, max_bytes=1, max_wait_s=MAX_WAIT_S, predict_s=run_s)
+    return SizeOrTimeout(
+        max_rows=MAX_ROWS, max_bytes=1, max_wait_s=MAX_WAIT_S, predict_s=lambda _bucket, rows: run_s(rows)
+    )
 
 
 def setup_of(**fields: Any) -> Setup:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from inferq_worker.publish import ReplyAllowList
     from inferq_worker.redelivered import Redelivered
     from inferq_worker.runtime import RunReport, Session
-    from inferq_worker.scheduling import Clock, LatencyTable, Policy
+    from inferq_worker.scheduling import Clock, LatencyTable, Policy, RunningP95
     from inferq_worker.store import Store
     from inferq_worker.tasks import Tasks
     from inferq_worker.triage import Triage
@@ -72,6 +72,7 @@ class Pipeline:
         redelivered: judges jobs that come a second time.
         payloads: resolves claim checks.
         in_hand: counts message bytes.
+        after: learns what follows a run until the answers are out.
         tasks: owns what goes on in the background.
     """
 
@@ -92,6 +93,7 @@ class Pipeline:
         redelivered: Redelivered,
         payloads: Payloads,
         in_hand: Held,
+        after: RunningP95,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
@@ -108,6 +110,7 @@ class Pipeline:
         self._redelivered = redelivered
         self._payloads = payloads
         self._in_hand = in_hand
+        self._after = after
         self._metrics = metrics
         self._tasks = tasks
         self._held: dict[str, WorkItem] = {}
@@ -194,7 +197,7 @@ class Pipeline:
         served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
         answers = list(self._answerer.results(batch, report, times, served_by, info))
         await self._finisher.finish(answers, unended)
-        self._triage.answered(time.monotonic() - times.ended_s)
+        self._after.observe(time.monotonic() - times.ended_s)
 
     def expired(self, item: WorkItem) -> None:
         """The scheduler gave a job up: its deadline passed while it waited."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inferq_worker.device import Device
     from inferq_worker.finish import Finisher
     from inferq_worker.observe.metrics import Metrics
-    from inferq_worker.scheduling import Clock, LatencyTable
+    from inferq_worker.scheduling import Clock, LatencyTable, RunningP95
     from inferq_worker.tasks import Tasks
     from inferq_worker.work import Request, WorkItem
 
@@ -27,7 +27,7 @@ class Triage:
     Args:
         policy: knows how much runs before a new job; None judges nothing (size-or-timeout).
         cpus: CPU workers by model, kept current by the upkeep; empty in the CPU role.
-        after_s: from the end of a run to the answer, seconds; learned with `answered`.
+        after: what follows a run until the answer is out.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Triage:
         policy: ForecastingPolicy | None,
         device: Device,
         cpus: Mapping[str, CpuPool],
+        after: RunningP95,
         finisher: Finisher,
         clock: Clock,
         metrics: Metrics,
@@ -48,11 +49,7 @@ class Triage:
         self._clock = clock
         self._metrics = metrics
         self._tasks = tasks
-        self._after_s = 0.002
-
-    def answered(self, after_s: float) -> None:
-        """A batch's answers were out this long after its run, in seconds."""
-        self._after_s += 0.1 * (after_s - self._after_s)
+        self._after = after
 
     def admits(self, item: WorkItem, latency: LatencyTable) -> bool:
         """Whether the GPU takes the job; False: it was diverted.
@@ -97,7 +94,7 @@ class Triage:
             target_rows=policy.target_rows(item.bucket),
             start_s=self._device.start_s,
             run_s=lambda rows: latency.predict(rows, item.bucket) or 0.0,
-            after_s=self._after_s,
+            after_s=self._after.seconds,
         )
 
     def _may_divert(self, item: WorkItem) -> bool:

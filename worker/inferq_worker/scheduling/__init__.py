@@ -4,7 +4,7 @@ from inferq_worker.scheduling.batch import Batch, Entry, Policy, Poll
 from inferq_worker.scheduling.batcher import Batcher
 from inferq_worker.scheduling.clock import Clock
 from inferq_worker.scheduling.earliest_deadline import EarliestDeadline
-from inferq_worker.scheduling.latency import LatencyTable
+from inferq_worker.scheduling.latency import LatencyTable, RunningP95
 from inferq_worker.scheduling.size_or_timeout import SizeOrTimeout
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "LatencyTable",
     "Policy",
     "Poll",
+    "RunningP95",
     "SizeOrTimeout",
 ]
