@@ -30,6 +30,7 @@ OWN_COMMANDS: Mapping[str, str] = {
     "submit": "inferq.commands.submit:register",
     "result": "inferq.commands.result:register",
     "topology": "inferq.commands.topology:register",
+    "whatif": "inferq_worker.whatif.command:register",
 }
 """The entry points of this distribution, for a checkout that nobody installed; a test holds them to pyproject.toml."""
 _SUMMARIES: Mapping[str, str] = {
@@ -37,6 +38,7 @@ _SUMMARIES: Mapping[str, str] = {
     "submit": "send jobs and wait for their answers",
     "result": "fetch the answer to a job that was sent before",
     "topology": "create, check, export and change the queues on the broker",
+    "whatif": "simulate the scheduler: what a configuration would do under a load",
 }
 """One line for each of our commands: listing them must not import them."""
 _LAZY_ERRORS: Mapping[str, Sequence[str]] = {

@@ -57,16 +57,17 @@ def test_what_left_is_referenced_no_more() -> None:
     class Weak(Job):
         __slots__ = ("__weakref__",)
 
-    jobs: list[Job] = [Weak() for _ in range(3)]
+    jobs: list[Job] = [Weak() for _ in range(4)]
     left = [weakref.ref(job) for job in jobs]
     for number, job in enumerate(jobs):
         queue.add(job, float(number))
     queue.remove(jobs[1])
+    queue.remove(jobs[3])
     queue.cut(1)
     jobs.clear()
     del job
     gc.collect()
-    assert [one() is None for one in left] == [True, True, False]
+    assert [one() is None for one in left] == [True, True, False, True]
 
 
 STEPS = st.lists(
