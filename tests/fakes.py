@@ -415,7 +415,7 @@ def item_of(job: Job | None = None, *, request: Request | None = None, **fields:
     given: dict[str, Any] = {
         "requests": [request or request_of()],
         "inputs": {name: one.to_numpy() for name, one in job.inputs.items()},
-        "rows": job.rows,
+        "step_rows": job.rows,
         "payload_bytes": 16 * job.rows,
         "bucket": "b",
         "digest": job.digest(),

@@ -14,9 +14,8 @@ from inferq_schemas import BatchInfo, ServedBy, Timing
 from inferq_worker import answer
 from inferq_worker.answer import Answerer, RunTimes
 from inferq_worker.errors import WorkError
-from inferq_worker.runtime import RowError, RunReport, SessionInfo, TensorSpec
+from inferq_worker.runtime import RowError, SessionInfo, TensorSpec
 from inferq_worker.runtime.fake import FAKE_INFO
-from inferq_worker.scheduling import Batch
 
 if TYPE_CHECKING:
     from inferq_worker.work import Answer, Feeds, WorkItem
@@ -35,10 +34,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
 def answered(
     *pairs: tuple[WorkItem, Feeds | RowError], role: str = "gpu", info: SessionInfo = FAKE_INFO
 ) -> list[Answer]:
-    items, outputs = tuple(item for item, _ in pairs), tuple(output for _, output in pairs)
-    report = RunReport(outputs, 0.030, sum(item.rows for item in items), 0)
-    batch = Batch(items, "full", 1_000.0)
-    return list(Answerer(worker="w1", role=role).results(batch, report, TIMES, SERVED_BY, info))
+    for item, _ in pairs:
+        item.run_s = 0.030
+    ran_in = BatchInfo(sum(item.rows for item, _ in pairs), "full")
+    return list(Answerer(worker="w1", role=role).results(pairs, ran_in, TIMES, SERVED_BY, info))
 
 
 async def test_a_good_answer_has_its_outputs_and_says_who_gave_it_when_and_in_what_company() -> None:

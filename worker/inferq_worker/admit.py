@@ -49,7 +49,7 @@ def admit(
         job=job,
         requests=[request],
         inputs=inputs,
-        rows=job.rows,
+        step_rows=info.max_rows if info.batchable else job.rows,
         payload_bytes=sum(tensor.payload_bytes for tensor in payloads.values()),
         bucket=(job.model, _shape(inputs, info)),
         digest=job.digest(),

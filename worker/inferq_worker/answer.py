@@ -11,11 +11,10 @@ from inferq_worker.runtime import RowError
 from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from inferq_worker.errors import WorkError
-    from inferq_worker.runtime import RunReport, SessionInfo
-    from inferq_worker.scheduling import Batch
+    from inferq_worker.runtime import SessionInfo
     from inferq_worker.work import Feeds, WorkItem
 
 
@@ -49,13 +48,25 @@ class Answerer:
         return ServedBy(model, version, self._role, provider, self._worker)
 
     def results(
-        self, batch: Batch[WorkItem], report: RunReport, times: RunTimes, served_by: ServedBy, info: SessionInfo
+        self,
+        done: Iterable[tuple[WorkItem, Feeds | RowError]],
+        ran_in: BatchInfo,
+        times: RunTimes,
+        served_by: ServedBy,
+        info: SessionInfo,
     ) -> Iterator[Answer]:
-        """One answer for each job of a batch that has run, in the batch's order."""
-        info_batch = BatchInfo(report.rows, batch.reason)
+        """One answer for each job that is done, in order.
+
+        Args:
+            done: jobs and what came of them, from the last step of a large one: all its rows.
+            ran_in: the batch that they ran in.
+            times: of that batch.
+            served_by: who ran it.
+            info: the model's signature.
+        """
         dtypes = {spec.name: spec.dtype for spec in info.outputs}
         now_ms = time.time() * 1000
-        for item, outputs in zip(batch.items, report.answers, strict=True):
+        for item, outputs in done:
             late = item.deadline_s is not None and times.ended_s > item.deadline_s
             tensors, error = _came_of(outputs, dtypes)
             result = Result(
@@ -66,8 +77,8 @@ class Answerer:
                 late=late,
                 fallback=self.is_fallback,
                 served_by=served_by,
-                timing_ms=_timing(item, times, report.run_s, now_ms),
-                batch=info_batch,
+                timing_ms=_timing(item, times, now_ms),
+                batch=ran_in,
             )
             yield Answer(tuple(item.requests), result, item.digest, job=item.job)
 
@@ -88,7 +99,7 @@ def _came_of(outputs: Feeds | RowError, dtypes: Mapping[str, str]) -> tuple[dict
     return tensors, None
 
 
-def _timing(item: WorkItem, times: RunTimes, run_s: float, now_ms: float) -> Timing:
+def _timing(item: WorkItem, times: RunTimes, now_ms: float) -> Timing:
     delivery = item.requests[0].delivery
     sent_ms = item.job.sent_unix_ms
     broker_ms = 0.0 if sent_ms is None else max(0.0, delivery.received_unix_ms - sent_ms)
@@ -96,7 +107,7 @@ def _timing(item: WorkItem, times: RunTimes, run_s: float, now_ms: float) -> Tim
     return Timing(
         broker=round(broker_ms, 3),
         queue=round((times.closed_s - item.arrived_s) * 1000, 3),
-        batch=round(max(0.0, (times.ended_s - times.closed_s - run_s) * 1000), 3),
-        run=round(run_s * 1000, 3),
+        batch=round(max(0.0, (times.ended_s - times.closed_s - item.run_s) * 1000), 3),
+        run=round(item.run_s * 1000, 3),
         total=round(inside_ms if sent_ms is None else max(inside_ms, now_ms - sent_ms), 3),
     )

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from inferq_schemas import FALLBACK_LANE, Job, RejectedJob
+from inferq_schemas import FALLBACK_LANE, BatchInfo, Job, RejectedJob
 from inferq_worker.admit import admit
 from inferq_worker.answer import Answerer, RunTimes
 from inferq_worker.decode import deadline_s, decode
 from inferq_worker.errors import StoreUnavailable, WorkError, as_work_error
 from inferq_worker.outbox import digest_of
+from inferq_worker.runtime import RowError
 from inferq_worker.scheduling import Batch, Batcher
 from inferq_worker.work import Request, WorkItem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from inferq.outcome import Outcome
     from inferq_schemas import Limits, Tensor
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from inferq_worker.tasks import Tasks
     from inferq_worker.triage import Triage
     from inferq_worker.windows import Window
-    from inferq_worker.work import Delivery
+    from inferq_worker.work import Delivery, Feeds
 
 _log = structlog.get_logger(__name__)
 
@@ -182,7 +183,7 @@ class Pipeline:
         model = self._models[batch.items[0].job.model]
         unended: RunRecord | None = record
         try:
-            report = await model.session.run([item.inputs for item in batch.items])
+            report = await model.session.run([item.feeds for item in batch.items])
             if batch.reason == "solo":
                 # It survived, and that must be known before the next suspect runs: an end then would condemn both.
                 await self._finisher.abandon(record)
@@ -191,13 +192,25 @@ class Pipeline:
             self._device.end(run)
         times = RunTimes(closed_s, time.monotonic())
         self._record(model, batch, report, times)
-        for item in batch.items:
-            self._held.pop(item.job.id, None)
         info = model.session.info
         served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
-        answers = list(self._answerer.results(batch, report, times, served_by, info))
+        done = list(self._step(batch, report))
+        answers = list(self._answerer.results(done, BatchInfo(report.rows, batch.reason), times, served_by, info))
         await self._finisher.finish(answers, unended)
         self._after.observe(time.monotonic() - times.ended_s)
+
+    def _step(self, batch: Batch[WorkItem], report: RunReport) -> Iterator[tuple[WorkItem, Feeds | RowError]]:
+        """Jobs that are done with this run; a large one that is not waits for its next step among the others."""
+        for item, outputs in zip(batch.items, report.answers, strict=True):
+            item.run_s += report.run_s
+            whole = outputs if isinstance(outputs, RowError) else item.step(outputs)
+            if whole is not None:
+                self._held.pop(item.job.id, None)
+                yield item, whole
+            elif self._draining:
+                self._give_back(item)
+            else:
+                self._batcher.add(item)
 
     def expired(self, item: WorkItem) -> None:
         """The scheduler gave a job up: its deadline passed while it waited."""

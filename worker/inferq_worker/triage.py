@@ -30,7 +30,7 @@ class Triage:
         after: what follows a run until the answer is out.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a judgement rests on
         self,
         *,
         policy: ForecastingPolicy | None,
@@ -90,7 +90,7 @@ class Triage:
             return None
         return forecast(
             rows_ahead=policy.rows_ahead(item.deadline_s),
-            rows=item.rows,
+            rows=item.job.rows,
             target_rows=policy.target_rows(item.bucket),
             start_s=self._device.start_s,
             run_s=lambda rows: latency.predict(rows, item.bucket) or 0.0,
@@ -104,7 +104,7 @@ class Triage:
 
     def _cpu_finish_s(self, item: WorkItem) -> float | None:
         pool = self._cpus.get(item.job.model)
-        return None if pool is None else pool.finish_s(item.rows, self._clock.now())
+        return None if pool is None else pool.finish_s(item.job.rows, self._clock.now())
 
     def _divert(self, item: WorkItem, gpu_s: float | None, cpu_s: float | None) -> None:
         now_s = self._clock.now()

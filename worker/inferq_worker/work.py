@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
-
-    import numpy as np
 
     from inferq_schemas import Job, Result
     from inferq_worker.settle import Settler
@@ -89,9 +89,15 @@ class Request:
 class WorkItem:
     """One admitted job.
 
+    A job with more rows than a batch goes in steps: the scheduler sees the rows of the next step, other jobs run
+    between two steps, and the last one shares its batch. Its answer is joined again.
+
     Args:
         requests: who waits for the answer; a redelivery or a duplicate attaches itself here.
-        inputs: name -> array `(rows, ...)`, read-only views of the message body.
+        inputs: name -> array `(all rows, ...)`, read-only views of the message body; shared scalars have shape `()`.
+        step_rows: most rows of one step.
+        rows: rows of the next step.
+        run_s: seconds that its steps ran so far.
         bucket: jobs of equal bucket can share a batch (same model, names, types and inner shapes).
         digest: 16 bytes over the job's content.
         arrived_s: monotonic seconds.
@@ -103,7 +109,7 @@ class WorkItem:
     job: Job
     requests: list[Request]
     inputs: Feeds
-    rows: int
+    step_rows: int
     payload_bytes: int
     bucket: Hashable
     digest: bytes
@@ -111,6 +117,37 @@ class WorkItem:
     arrived_s: float
     deadline_s: float | None
     alone: bool = False
+    rows: int = field(init=False)
+    run_s: float = 0.0
+    _done: list[Feeds] = field(default_factory=list)
+    _done_rows: int = 0
+
+    def __post_init__(self) -> None:
+        """The first step."""
+        self.rows = min(self.step_rows, self.job.rows)
+
+    @property
+    def feeds(self) -> Feeds:
+        """Inputs of the next step: views `(rows, ...)`."""
+        if self.rows == self.job.rows:
+            return self.inputs
+        rows = slice(self._done_rows, self._done_rows + self.rows)
+        return {name: array[rows] if array.ndim else array for name, array in self.inputs.items()}
+
+    def step(self, outputs: Feeds) -> Feeds | None:
+        """Take in what came of the step: the whole answer if it was the last, else None and `rows` is the next one's.
+
+        Args:
+            outputs: name -> array `(rows, ...)`.
+        """
+        self._done_rows += self.rows
+        self._done.append(outputs)
+        if self._done_rows < self.job.rows:
+            self.rows = min(self.step_rows, self.job.rows - self._done_rows)
+            return None
+        if len(self._done) == 1:
+            return outputs
+        return {name: np.concatenate([part[name] for part in self._done]) for name in outputs}
 
     @property
     def lane(self) -> str:

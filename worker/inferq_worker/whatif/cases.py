@@ -105,12 +105,11 @@ class Case:
             "max_bytes": _ANY_BYTES,  # simulated jobs have no bytes
             "max_wait_s": self.max_wait_s,
             "margin_s": self.margin_s,
+            "predict_s": lambda _bucket, rows: latency.run_s(rows),
         }
         if self.policy == "size_or_timeout":
-            return SizeOrTimeout(**limits, predict_s=latency.run_s)
-        return EarliestDeadline(
-            **limits, predict_s=lambda _bucket, rows: latency.run_s(rows), bulk_share=self.bulk_share
-        )
+            return SizeOrTimeout(**limits)
+        return EarliestDeadline(**limits, bulk_share=self.bulk_share)
 
 
 _DEFAULTS = Case("")
