@@ -72,10 +72,10 @@ async def test_a_drained_worker_hands_its_window_on_and_the_next_one_batches_it(
 async def test_what_a_drained_worker_had_in_a_batch_is_answered_before_it_ends(
     site: Site, workers: Workers, tmp_path: Path
 ) -> None:
-    model = models.slow(tmp_path, layers=300, width=512)
+    model = models.slow(tmp_path, layers=2000, width=512)
     worker = await workers.ready("--model", model)
     async with raw_client(site) as raw:
-        name = await raw.publish(job("slow", np.zeros((300, 512), np.float32)), "slow.interactive")
+        name = await raw.publish(job("slow", np.zeros((32, 512), np.float32)), "slow.interactive")
         await until(lambda: _is_running(worker), "it runs")
         assert raw.replies == []
 
@@ -88,10 +88,10 @@ async def test_what_a_drained_worker_had_in_a_batch_is_answered_before_it_ends(
 async def test_a_draining_worker_says_so_and_a_second_signal_ends_it_at_once(
     site: Site, workers: Workers, tmp_path: Path
 ) -> None:
-    model = models.slow(tmp_path, layers=600, width=512)
+    model = models.slow(tmp_path, layers=6000, width=512)
     worker = await workers.ready("--model", model)
     async with raw_client(site) as raw:
-        name = await raw.publish(job("slow", np.zeros((3000, 512), np.float32)), "slow.interactive")
+        name = await raw.publish(job("slow", np.zeros((32, 512), np.float32)), "slow.interactive")
         await until(lambda: _is_running(worker), "it runs")
 
         worker.send(signal.SIGTERM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes import FakeClock
 
-from inferq_worker.scheduling import Batch, Batcher, SizeOrTimeout
+from inferq_worker.scheduling import Batch, Batcher, EarliestDeadline, SizeOrTimeout
+from inferq_worker.scheduling.batch import Poll
 from inferq_worker.scheduling.clock import LoopClock
 
 if TYPE_CHECKING:
@@ -303,3 +304,76 @@ async def test_the_loop_clock_calls_back_from_the_loop() -> None:
     clock.call_at(clock.now() + 3600, rang.set).cancel()
     clock.call_at(clock.now() - 1, rang.set)
     await rang.wait()
+
+
+@dataclass(slots=True)
+class Scripted:
+    """A policy that answers as told, and notes what it was asked."""
+
+    answers: list[Poll[Job]]
+    asked: list[tuple[float, bool, float | None]] = field(default_factory=list)
+
+    def add(self, item: Job) -> None:
+        """Nothing is held."""
+
+    def discard(self, item: Job) -> bool:
+        del item
+        return False
+
+    def poll(self, now_s: float, *, free: bool, start_s: float | None = None) -> Poll[Job]:
+        self.asked.append((now_s, free, start_s))
+        return self.answers.pop(0) if self.answers else Poll(None, (), None)
+
+    def drain(self) -> tuple[Job, ...]:
+        return ()
+
+    def __len__(self) -> int:
+        return 0
+
+
+def a_batch(*names: str) -> Batch[Job]:
+    return Batch(tuple(Job(name, 0.0) for name in names), "full", 0.0)
+
+
+async def test_jobs_given_up_are_reported_apart_from_those_that_expired() -> None:
+    expired, given_up = list[Job](), list[Job]()
+    late, hopeless = Job("late", 0.0), Job("hopeless", 0.0)
+    policy = Scripted([Poll(a_batch("a"), (late,), None, (hopeless,))])
+    batcher = Batcher(policy, FakeClock(), expired.append, given_up.append)
+    assert await names(batcher.next_batch()) == "a"
+    assert (expired, given_up) == ([late], [hopeless])
+
+
+async def test_who_does_not_ask_for_jobs_given_up_gets_them_as_expired() -> None:
+    expired = list[Job]()
+    late, hopeless = Job("late", 0.0), Job("hopeless", 0.0)
+    batcher = Batcher(Scripted([Poll(a_batch("a"), (late,), None, (hopeless,))]), FakeClock(), expired.append)
+    await batcher.next_batch()
+    assert expired == [late, hopeless]
+
+
+async def test_the_policy_is_told_when_the_run_will_begin_as_it_stands_at_each_look() -> None:
+    clock = FakeClock()
+    policy = Scripted([Poll(None, (), clock.now() + 1.0), Poll(None, (), None), Poll(a_batch("a"), (), None)])
+    batcher: Batcher[Job] = Batcher(policy, clock, lambda _job: None)
+    starts_s = iter([1_007.0, 1_008.0])
+    asked = asyncio.ensure_future(batcher.next_batch(lambda: next(starts_s)))
+    await turn()
+    clock.advance(1.0)
+    assert await names(asked) == "a"
+    assert policy.asked == [(1_000.0, True, 1_007.0), (1_001.0, False, None), (1_001.0, True, 1_008.0)]
+
+
+async def test_with_deadline_order_a_late_start_gives_up_what_an_early_one_would_have_served() -> None:
+    async def taken_by(start_s: float) -> tuple[str | None, list[str]]:
+        given_up = list[Job]()
+        policy: EarliestDeadline[Job] = EarliestDeadline(
+            max_rows=4, max_bytes=1_000, max_wait_s=0.0, predict_s=lambda _bucket, _rows: 0.02
+        )
+        batcher = Batcher(policy, FakeClock(), lambda _job: None, given_up.append)
+        batcher.add(Job("urgent", 1_000.0, deadline_s=1_000.04))
+        batcher.add(Job("patient", 1_000.0, deadline_s=1_009.0))
+        return await names(batcher.next_batch(lambda: start_s)), [job.name for job in given_up]
+
+    assert await taken_by(1_000.0) == ("urgent patient", [])
+    assert await taken_by(1_000.05) == ("patient", ["urgent"])

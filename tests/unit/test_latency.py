@@ -1,8 +1,11 @@
 """What the latency table predicts from what it has seen."""
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from inferq_worker.scheduling.latency import LatencyTable
+from inferq_worker.scheduling.latency import LatencyTable, RunningP95
 
 
 def test_nothing_is_predicted_before_anything_is_known() -> None:
@@ -85,3 +88,49 @@ def test_a_run_in_which_no_row_was_computed_teaches_nothing() -> None:
     table = LatencyTable({8: 0.01})
     table.observe(0, 0.0)
     assert table.predict(1) == 0.01
+
+
+def test_a_running_p95_starts_with_what_it_was_given() -> None:
+    assert RunningP95(0.003).seconds == 0.003
+
+
+@pytest.mark.parametrize("first_s", [0.0003, 0.003, 3.0])
+def test_a_running_p95_settles_where_one_in_twenty_lies_above(first_s: float) -> None:
+    """The step is a fifth of the estimate, so that it follows within seconds; the price is that it wobbles."""
+    chance = np.random.default_rng(1)
+    p95, above = RunningP95(first_s), 0
+    seen: list[float] = []
+    for number in range(6000):
+        value_s = chance.uniform(0.001, 0.011)
+        if number >= 2000:
+            above += value_s > p95.seconds
+            seen.append(p95.seconds)
+        p95.observe(value_s)
+    assert above / len(seen) == pytest.approx(0.05, abs=0.01)
+    assert sum(seen) / len(seen) == pytest.approx(0.0105, rel=0.15)
+
+
+def test_a_running_p95_follows_a_rise_within_a_few_values_and_a_fall_within_some_hundred() -> None:
+    p95 = RunningP95(0.003)
+    for _ in range(20):
+        p95.observe(0.030)
+    assert p95.seconds > 0.025
+    for _ in range(300):
+        p95.observe(0.003)
+    assert p95.seconds < 0.004
+
+
+def test_one_outlier_moves_a_running_p95_by_a_fifth_at_most() -> None:
+    p95 = RunningP95(0.003)
+    p95.observe(3600.0)
+    assert p95.seconds <= 0.003 * 1.2
+
+
+@given(st.lists(st.floats(0, 10), max_size=200), st.floats(1e-5, 10))
+@settings(max_examples=60)
+def test_a_running_p95_stays_within_a_step_of_what_it_has_seen(values: list[float], first_s: float) -> None:
+    p95 = RunningP95(first_s)
+    for value_s in values:
+        p95.observe(value_s)
+    least_s, most_s = min([first_s, *values]), max([first_s, *values])
+    assert least_s * 0.98 - 1e-5 <= p95.seconds <= most_s * 1.2 + 1e-4
