@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inferq_schemas import FALLBACK_LANE
+from inferq_schemas import FALLBACK_LANE, Result
 from inferq_worker.errors import WorkError
 from inferq_worker.scheduling.admission import Admission, Forecast, ForecastingPolicy, decide, forecast
+from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,8 +99,11 @@ class Triage:
         )
 
     def _may_divert(self, item: WorkItem) -> bool:
-        return item.job.fallback == "allow" and all(
-            request.delivery.lane.name != FALLBACK_LANE for request in item.requests
+        # A suspect moved to another queue would come as new there, and run among others.
+        return (
+            item.job.fallback == "allow"
+            and not item.alone
+            and all(request.delivery.lane.name != FALLBACK_LANE for request in item.requests)
         )
 
     def _cpu_finish_s(self, item: WorkItem) -> float | None:
@@ -118,7 +122,10 @@ class Triage:
             self._tasks.spawn(self._hand_over(request, item.job, left_ms, estimates))
 
     async def _hand_over(self, request: Request, job: Job, left_ms: int, why: Mapping[str, object]) -> None:
-        await self._finisher.hand_on(request, job, to_fallback=True, expiration_ms=max(0, left_ms), why=why)
+        if not await self._finisher.hand_on(request, job, to_fallback=True, expiration_ms=max(0, left_ms), why=why):
+            error = "only a CPU worker could answer in time, and no queue takes the job: were its queues deleted?"
+            result = Result.failed(job.id, "deadline_exceeded", error)
+            await self._finisher.finish([Answer((request,), result, job.digest(), job=job)], None)
 
     def _both_miss(self, item: WorkItem, gpu_s: float, cpu_s: float | None) -> str:
         now_s = self._clock.now()
