@@ -196,6 +196,9 @@ class Pipeline:
         served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
         done = list(self._step(batch, report))
         answers = list(self._answerer.results(done, BatchInfo(report.rows, batch.reason), times, served_by, info))
+        for item, _ in done:
+            if item.deadline_s is not None and times.ended_s > item.deadline_s:
+                self._metrics.deadline_missed(model.file.name, item.lane, "run")
         await self._finisher.finish(answers, unended)
         self._after.observe(time.monotonic() - times.ended_s)
 
@@ -248,7 +251,7 @@ class Pipeline:
             held.setdefault((item.job.model, item.lane), []).append(item)
         for (model, lane), items in held.items():
             self._lanes_seen.add((model, lane))
-            rows, payload_bytes = sum(item.rows for item in items), sum(item.payload_bytes for item in items)
+            rows, payload_bytes = sum(item.rows_left for item in items), sum(item.payload_bytes for item in items)
             self._metrics.held(model, lane, jobs=len(items), rows=rows, payload_bytes=payload_bytes)
             oldest_s = min((item.arrived_s for item in items), default=now_s)
             self._metrics.oldest_job_age(model, lane, now_s - oldest_s)
@@ -377,9 +380,8 @@ class Pipeline:
             name, rows=report.rows, padded_rows=report.padded_rows, reason=batch.reason, run_s=report.run_s
         )
         for item in batch.items:
-            self._metrics.queue_time(name, item.lane, times.closed_s - item.arrived_s)
-            if item.deadline_s is not None and times.ended_s > item.deadline_s:
-                self._metrics.deadline_missed(name, item.lane, "run")
+            if not item.started:
+                self._metrics.queue_time(name, item.lane, times.closed_s - item.arrived_s)
         _log.info(
             "batch.done",
             model=name,
@@ -407,8 +409,9 @@ def _too_late(item: WorkItem, now_s: float) -> bool:
 
 
 def _forces(item: WorkItem) -> bool:
-    """`force` forgets the stored outcome once: not when the job comes back after its own run."""
-    return item.job.force and not any(request.delivery.redelivered for request in item.requests)
+    """`force` forgets the stored outcome once: not between two steps, nor when the job comes back after its own run."""
+    again = item.started or any(request.delivery.redelivered for request in item.requests)
+    return item.job.force and not again
 
 
 def _belongs_to_the_dead(delivery: Delivery, jobs: Sequence[Job | RejectedJob], *, cpu: bool) -> bool:

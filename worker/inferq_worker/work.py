@@ -127,6 +127,16 @@ class WorkItem:
         self.rows = min(self.step_rows, self.job.rows)
 
     @property
+    def rows_left(self) -> int:
+        """Rows of all steps that have not been run."""
+        return self.job.rows - self._done_rows
+
+    @property
+    def started(self) -> bool:
+        """Whether a step of it has been run."""
+        return self._done_rows > 0
+
+    @property
     def feeds(self) -> Feeds:
         """Inputs of the next step: views `(rows, ...)`."""
         if self.rows == self.job.rows:
@@ -142,8 +152,8 @@ class WorkItem:
         """
         self._done_rows += self.rows
         self._done.append(outputs)
-        if self._done_rows < self.job.rows:
-            self.rows = min(self.step_rows, self.job.rows - self._done_rows)
+        if self.rows_left:
+            self.rows = min(self.step_rows, self.rows_left)
             return None
         if len(self._done) == 1:
             return outputs
