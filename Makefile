@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STACK := $(PYTHON) infra/local/stack.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status demo test check docs lock clean
+.PHONY: help venv up down status demo test check bench-goodput bench-scheduler docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -34,6 +34,12 @@ check: venv ## lint, format, types, import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+bench-goodput: venv ## goodput under overload against size-or-timeout and the simulator; nine minutes (ARGS="--seconds 15" for less)
+	@$(STACK) run -- $(BIN)/python -m tests.bench.goodput $(ARGS)
+
+bench-scheduler: venv ## CPU of a scheduler step against a heapq push and pop
+	@$(BIN)/python -m tests.bench.bench_scheduler $(ARGS)
 
 docs: venv ## regenerate the files that are made from code
 	@$(BIN)/python -m inferq_schemas.documents --write

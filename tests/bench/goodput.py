@@ -1,7 +1,7 @@
 """Goodput of the real thing under overload: broker, worker, calibrated model, open-loop Poisson load.
 
-A command, not a test: `make bench-goodput`, or inside `infra/local/stack.py run --`. For each load the same arrivals go
-to a worker with the deadline scheduler and to one with size-or-timeout; beside them stand the bound
+A command, not a test: `make bench-goodput`, or `python -m tests.bench.goodput` with the addresses of a stack in the
+environment. For each load the same arrivals go to a worker with the deadline scheduler and to one with size-or-timeout; beside them stand the bound
 min(1, capacity / offered) and what the simulator predicts for the run times that the worker measured. Everything shares
 one machine, so figures are compared within one run only. The last line is JSON.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from inferq_worker.scheduling import Policy
     from inferq_worker.scheduling.simulator import SimulatedJob
 
-FEATURES = 16_384
+FEATURES, WIDTH = 64, 16_384
 MAX_ROWS = 16
 ROW_S, FIXED_S = 0.005, 0.010
 """Run time that the model is calibrated to: about ten milliseconds and five more for each row."""
@@ -59,14 +59,19 @@ class Load:
 
 
 def write_model(folder: Path, steps: int, fixed_steps: int) -> Path:
-    """Tanh chains: `steps` over every row, `fixed_steps` over one row whatever the batch, which adds exactly zero."""
-    nodes = [helper.make_node("Tanh", [f"r{i}" if i else "x"], [f"r{i + 1}"]) for i in range(steps)]
-    nodes.append(helper.make_node("Slice", ["x", "zero", "one", "zero"], ["f0"]))
+    """Tanh chains: `steps` over every row, `fixed_steps` over one row whatever the batch, which adds exactly zero.
+
+    A row is small on the wire and made wide inside, so that what is measured is not the transport of its bytes.
+    """
+    nodes = [helper.make_node("Tile", ["x", "wide"], ["r0"])]
+    nodes += [helper.make_node("Tanh", [f"r{i}"], [f"r{i + 1}"]) for i in range(steps)]
+    nodes.append(helper.make_node("Slice", ["r0", "zero", "one", "zero"], ["f0"]))
     nodes += [helper.make_node("Tanh", [f"f{i}"], [f"f{i + 1}"]) for i in range(fixed_steps)]
     nodes.append(helper.make_node("Mul", [f"f{fixed_steps}", "nothing"], ["f"]))
     nodes.append(helper.make_node("Add", [f"r{steps}", "f"], ["sum"]))
     nodes.append(helper.make_node("ReduceMean", ["sum", "axes"], ["y"], keepdims=1))
     weights: dict[str, np.ndarray] = {
+        "wide": np.array([1, WIDTH // FEATURES], np.int64),
         "zero": np.zeros(1, np.int64),
         "one": np.ones(1, np.int64),
         "axes": np.ones(1, np.int64),
