@@ -1,9 +1,9 @@
 """Goodput of the real thing under overload: broker, worker, calibrated model, open-loop Poisson load.
 
 A command, not a test: `make bench-goodput`, or `python -m tests.bench.goodput` with the addresses of a stack in the
-environment. For each load the same arrivals go to a worker with the deadline scheduler and to one with size-or-timeout; beside them stand the bound
-min(1, capacity / offered) and what the simulator predicts for the run times that the worker measured. Everything shares
-one machine, so figures are compared within one run only. The last line is JSON.
+environment. For each load the same arrivals go to a worker with the deadline scheduler and to one with size-or-timeout;
+beside them stand the bound min(1, capacity / offered) and what the simulator predicts for the run times that the worker
+measured. Everything shares one machine, so figures are compared within one run only. The last line is JSON.
 """
 
 from __future__ import annotations

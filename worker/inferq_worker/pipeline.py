@@ -116,6 +116,8 @@ class Pipeline:
         self._tasks = tasks
         self._held: dict[str, WorkItem] = {}
         self._lanes_seen: set[tuple[str, str]] = set()
+        self._ran: set[str] = set()
+        self._refused: set[str] = set()
         self._draining = False
 
     def take(self, delivery: Delivery) -> int:
@@ -227,6 +229,7 @@ class Pipeline:
         if self._triage.rescues(item):
             self._held.pop(item.job.id, None)
             return
+        self._refused.add(item.job.model)
         self._metrics.deadline_missed(item.job.model, item.lane, "compose")
         left_ms = ((item.deadline_s or 0.0) - time.monotonic()) * 1000
         message = f"{left_ms:.0f} ms left, and no batch that is large enough to keep up could answer in that time"
@@ -244,7 +247,14 @@ class Pipeline:
         return len(self._held)
 
     def observe(self) -> None:
-        """Record what is held of each lane now, and for how long."""
+        """Once in a while: record what is held of each lane, and for how long; see that no model is stuck.
+
+        A model whose every job is refused as too late does not run, and so would never learn that it has become faster.
+        """
+        for name in (self._refused - self._ran) & self._models.keys():
+            self._models[name].latency.relax()
+        self._refused.clear()
+        self._ran.clear()
         now_s = time.monotonic()
         held: dict[tuple[str, str], list[WorkItem]] = {lane: [] for lane in self._lanes_seen}
         for item in self._held.values():
@@ -310,6 +320,7 @@ class Pipeline:
                 return
         except WorkError as error:
             if error.code == "deadline_exceeded":
+                self._refused.add(job.model)
                 self._metrics.deadline_missed(job.model, request.lane, "admit")
             self._outbox.refuse(request, error, job.id, job=job)
             return
@@ -372,6 +383,7 @@ class Pipeline:
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name
+        self._ran.add(name)
         model.window.served(report.rows)
         error_ratio = model.latency.observe(report.rows, report.run_s, batch.items[0].bucket)
         if error_ratio is not None:

@@ -2,53 +2,59 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-_WEIGHT = 0.2
-"""Weight of a new run in the moving averages: five runs forget a change of speed."""
+_WEIGHT = 0.15
+"""Weight of a new run in the speed of its bucket: half a dozen runs forget a change of speed."""
+_CURVE_WEIGHT = 0.02
+"""Weight of a new run in the shape of the curve: what makes all sizes slower is speed, not shape."""
 _OUTLIER = 3.0
 """A run that took longer than this many times its expectation counts as this many: one hiccup does not move a mean."""
 _P95_DEVIATIONS = 2.06
 """p95 of a normal distribution in mean absolute deviations: 1.645 sigma, and sigma = 1.253 deviations."""
-
+_RELAXED = 0.8
+_LEAST_S = 1e-9
+_MOST_BUCKETS = 256
 _P95_STEP, _P95_LEAST_S = 0.2, 0.0002
 
 
 @dataclass(slots=True)
-class _Estimate:
-    """Moving mean and mean absolute deviation of one size, in seconds."""
+class _Speed:
+    """How much slower than the curve a bucket runs: moving mean, and mean absolute deviation as a share of it."""
 
-    mean_s: float
-    deviation_s: float = 0.0
+    factor: float = 1.0
+    deviation: float = 0.0
 
-    def learn(self, run_s: float) -> None:
-        run_s = min(run_s, _OUTLIER * self.mean_s) if self.mean_s else run_s
-        self.deviation_s += _WEIGHT * (abs(run_s - self.mean_s) - self.deviation_s)
-        self.mean_s += _WEIGHT * (run_s - self.mean_s)
+    def learn(self, ratio: float) -> None:
+        ratio = min(ratio, _OUTLIER * self.factor)
+        self.deviation += _WEIGHT * (abs(ratio / self.factor - 1.0) - self.deviation)
+        self.factor += _WEIGHT * (ratio - self.factor)
 
 
 class LatencyTable:
-    """Run time in seconds by rows and shape bucket: mean and p95, straight lines between known sizes.
+    """Run time in seconds by rows and shape bucket: mean and p95, from one curve and a speed for each bucket.
 
-    A bucket that has not run yet is expected to be as fast as the warm-up; one that has run at some sizes is expected
-    to differ from the warm-up by the same factor at the others. Before anything is known it predicts None, and who
-    asks falls back on size-or-timeout.
+    The curve is the warm-up's, straight lines between its sizes. Runs teach above all how fast a bucket is at the
+    moment, from every size at once, so that a size that has not run lately is predicted as well as the others, and
+    noise in one size does not make small batches look slower than large ones. Before anything is known it predicts
+    None, and who asks falls back on size-or-timeout.
 
     Args:
         seed: rows -> seconds from the warm-up.
     """
 
     def __init__(self, seed: Mapping[int, float] | None = None) -> None:
-        self._seed = dict(seed or {})
-        self._seed_sizes = sorted(self._seed)
-        self._buckets: dict[Hashable, dict[int, _Estimate]] = {}
-        self._factors: dict[Hashable, float] = {}
-        self._error_ratio = 0.0
+        self._curve: dict[int, float] = {}
+        for rows, run_s in sorted((seed or {}).items()):
+            self._curve[rows] = max(run_s, *self._curve.values(), _LEAST_S)
+        self._sizes = sorted(self._curve)
+        self._fixed = bool(self._curve)
+        self._speeds: dict[Hashable, _Speed] = {}
 
     def observe(self, rows: int, run_s: float, bucket: Hashable = None) -> float | None:
         """Learn from one run; a run that refused every job (0 rows) teaches nothing.
@@ -59,51 +65,61 @@ class LatencyTable:
         """
         if rows < 1:
             return None
+        run_s = max(run_s, _LEAST_S)
         predicted_s = self.predict(rows, bucket)
-        known = self._buckets.setdefault(bucket, {})
-        if rows in known:
-            known[rows].learn(run_s)
-        elif rows in self._seed and predicted_s:
-            known[rows] = _Estimate(predicted_s)
-            known[rows].learn(run_s)
+        speed = self._speed(bucket)
+        if predicted_s is None or (not self._fixed and rows not in self._curve):
+            insort(self._sizes, rows)
+            self._curve[rows] = self._between(rows, run_s / speed.factor)
         else:
-            known[rows] = _Estimate(min(run_s, _OUTLIER * predicted_s) if predicted_s else run_s)
-        self._learn_factor(rows, known[rows].mean_s, bucket)
-        return run_s / predicted_s - 1.0 if predicted_s else None
+            speed.learn(run_s / (predicted_s / speed.factor))
+            self._bend(rows, run_s / speed.factor)
+        return None if predicted_s is None else run_s / predicted_s - 1.0
 
     def predict(self, rows: int, bucket: Hashable = None) -> float | None:
         """Mean seconds of a batch of `rows` rows, or None before anything is known."""
-        known = self._buckets.get(bucket)
-        if known is not None and rows in known:
-            return known[rows].mean_s
-        seeded_s = _on_lines(self._seed, self._seed_sizes, rows)
-        if seeded_s is not None:
-            return seeded_s * self._factors.get(bucket, 1.0)
-        if known:
-            return _on_lines({size: estimate.mean_s for size, estimate in known.items()}, sorted(known), rows)
-        return None
+        if not self._sizes:
+            return None
+        speed = self._speeds.get(bucket)
+        return _on_lines(self._curve, self._sizes, rows) * (1.0 if speed is None else speed.factor)
 
     def p95(self, rows: int, bucket: Hashable = None) -> float | None:
         """Seconds that 95 % of such batches do not exceed, or None before anything is known."""
         mean_s = self.predict(rows, bucket)
-        if mean_s is None:
-            return None
-        known = self._buckets.get(bucket)
-        if not known:
-            return mean_s
-        nearest = known.get(rows) or known[min(known, key=lambda size: abs(size - rows))]
-        return mean_s + _P95_DEVIATIONS * nearest.deviation_s * (mean_s / nearest.mean_s if nearest.mean_s else 1.0)
+        speed = self._speeds.get(bucket)
+        return mean_s if mean_s is None or speed is None else mean_s * (1.0 + _P95_DEVIATIONS * speed.deviation)
+
+    def relax(self) -> None:
+        """Expect a fifth less: nothing runs because everything looks too slow, and only a run can tell."""
+        for speed in self._speeds.values():
+            speed.factor *= _RELAXED
+            speed.deviation *= _RELAXED
 
     def snapshot(self) -> Mapping[int, float]:
-        """Rows -> mean seconds, the warm-up's sizes and those that ran, for `/status`."""
-        ran = {rows: estimate.mean_s for known in self._buckets.values() for rows, estimate in known.items()}
-        return dict(sorted((self._seed | ran).items()))
+        """Rows -> mean seconds at the latest speed of the bucket that came last, for `/status`."""
+        bucket = next(reversed(self._speeds), None)
+        return {rows: self.predict(rows, bucket) or 0.0 for rows in self._sizes}
 
-    def _learn_factor(self, rows: int, mean_s: float, bucket: Hashable) -> None:
-        seeded_s = _on_lines(self._seed, self._seed_sizes, rows)
-        if seeded_s:
-            factor = self._factors.get(bucket, mean_s / seeded_s)
-            self._factors[bucket] = factor + _WEIGHT * (mean_s / seeded_s - factor)
+    def _speed(self, bucket: Hashable) -> _Speed:
+        """The bucket's speed, the latest last; shapes come from clients, so only so many are remembered."""
+        speed = self._speeds.pop(bucket, None) or _Speed()
+        self._speeds[bucket] = speed
+        if len(self._speeds) > _MOST_BUCKETS:
+            del self._speeds[next(iter(self._speeds))]
+        return speed
+
+    def _bend(self, rows: int, run_s: float) -> None:
+        """Let a known size of the curve follow slowly; the curve never falls with rows."""
+        known_s = self._curve.get(rows)
+        if known_s is not None:
+            bent_s = known_s + _CURVE_WEIGHT * (min(run_s, _OUTLIER * known_s) - known_s)
+            self._curve[rows] = self._between(rows, bent_s)
+
+    def _between(self, rows: int, run_s: float) -> float:
+        place = self._sizes.index(rows)
+        least_s = self._curve[self._sizes[place - 1]] if place else _LEAST_S
+        most_s = self._curve[self._sizes[place + 1]] if place + 1 < len(self._sizes) else float("inf")
+        return min(max(run_s, least_s), most_s)
 
 
 class RunningP95:
@@ -125,10 +141,8 @@ class RunningP95:
         self.seconds += 0.95 * step_s if value_s > self.seconds else -0.05 * step_s
 
 
-def _on_lines(seconds: Mapping[int, float], sizes: list[int], rows: int) -> float | None:
+def _on_lines(seconds: Mapping[int, float], sizes: list[int], rows: int) -> float:
     """Between two known sizes on the straight line, below the first like the first, above the last in proportion."""
-    if not sizes:
-        return None
     index = bisect_left(sizes, rows)
     if index == len(sizes):
         return seconds[sizes[-1]] * rows / sizes[-1]
