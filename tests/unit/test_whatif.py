@@ -221,8 +221,8 @@ def test_what_a_worker_measured_is_read_from_its_port(monkeypatch: pytest.Monkey
         return io.BytesIO(json.dumps(STATUS).encode())
 
     monkeypatch.setattr(latencies, "_open", answer)
-    assert fetch_latency("http://127.0.0.1:9100/status", "a").run_s(1) == pytest.approx(0.004)
-    assert asked == ["http://127.0.0.1:9100/status"]
+    assert fetch_latency("http://127.0.0.1:9180/status", "a").run_s(1) == pytest.approx(0.004)
+    assert asked == ["http://127.0.0.1:9180/status"]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from inferq_worker.models import ModelFile
     from inferq_worker.pipeline import Pipeline
-    from inferq_worker.runtime import Session, SessionInfo
+    from inferq_worker.runtime import Session, SessionInfo, TensorSpec
     from inferq_worker.settings import WorkerSettings
     from inferq_worker.work import Lane
 
@@ -178,6 +178,8 @@ class Worker:
                 model=file.name,
                 version=file.version,
                 provider=info.provider,
+                inputs=[_spec(spec) for spec in info.inputs],
+                outputs=[_spec(spec) for spec in info.outputs],
                 sha256=info.sha256,
                 run_ms={rows: round(run_s * 1000, 3) for rows, run_s in sorted(seconds.items())},
             )
@@ -271,7 +273,10 @@ class Worker:
                 )
             if self._store.up != was_up:
                 was_up = self._store.up
-                _log.warning("redis.back" if was_up else "redis.away", reason=self._store.last_error)
+                if was_up:
+                    _log.warning("redis.back")
+                else:
+                    _log.warning("redis.away", reason=self._store.last_error)
             await asyncio.sleep(HEARTBEAT_EVERY_S if was_up else 0.5)
 
     def _cpu_entries(self, beat: int) -> dict[str, CpuWorker]:
@@ -325,6 +330,9 @@ class Worker:
                 name: {
                     "version": model.file.version,
                     "provider": model.session.info.provider,
+                    "inputs": [_spec(spec) for spec in model.session.info.inputs],
+                    "outputs": [_spec(spec) for spec in model.session.info.outputs],
+                    "max_rows": model.session.info.max_rows,
                     "run_ms_by_rows": {rows: run_s * 1000 for rows, run_s in model.latency.snapshot().items()},
                 }
                 for name, model in self._models.items()
@@ -338,6 +346,12 @@ async def _every(interval_s: float, action: Callable[[], None]) -> NoReturn:
     while True:
         await asyncio.sleep(interval_s)
         action()
+
+
+def _spec(spec: TensorSpec) -> str:
+    """An input or output in one line, such as `x: float32 [n, 3, any]`."""
+    sizes = ["any" if size is None else str(size) for size in spec.shape]
+    return f"{spec.name}: {spec.dtype} [{', '.join(['n', *sizes[1:]]) if sizes else ''}]"
 
 
 def _warm_up_rows(info: SessionInfo) -> list[int]:

@@ -99,7 +99,7 @@ class AdminSettings(Section):
     """The worker's HTTP port: /metrics /livez /readyz /startupz /status."""
 
     host: str = Field(default="127.0.0.1", description="Address it listens on.")
-    port: int = Field(default=9100, ge=0, le=65_535, description="Port; 0 = any free one, which is logged.")
+    port: int = Field(default=9180, ge=0, le=65_535, description="Port; 0 = any free one, which is logged.")
     stall_s: float = Field(
         default=90.0, gt=0, description="A run longer than this, or an event loop silent for 10 s, fails /livez."
     )

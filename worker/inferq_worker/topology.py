@@ -75,6 +75,9 @@ class TopologyGate:
             return [str(error)]
         present = models_of(actual)
         absent = [model for model in self._models if model.model not in present]
+        disagreed = [line for model in self._models for line in _disagreements(model, present.get(model.model))]
+        if disagreed:
+            return disagreed
         mine = {model.model: model for model in self._models if model.model in present}
         others = [f"inferq.{model}." for model in present if model not in mine]
         differences = diff(Topology(tuple((present | mine).values())), actual)
@@ -83,6 +86,27 @@ class TopologyGate:
             for one in differences
             if not any(other in one.name for other in others)
         ]
+
+
+def _disagreements(mine: ModelTopology, broker: ModelTopology | None) -> list[str]:
+    """Where worker and broker mean different models; either side can be the one that is wrong."""
+    if broker is None or (mine.fallback, set(mine.lanes)) == (broker.fallback, set(broker.lanes)):
+        return []
+    lines = []
+    if mine.fallback != broker.fallback:
+        option = "" if mine.fallback else " --no-fallback"
+        lines.append(
+            f"model {mine.model}: the worker says fallback = {str(mine.fallback).lower()}, the broker "
+            f"{str(broker.fallback).lower()}; set fallback = {str(broker.fallback).lower()} in its model.toml, or run "
+            f"`inferq topology add-model {mine.model}{option}`"
+        )
+    if set(mine.lanes) != set(broker.lanes):
+        ours, theirs = ", ".join(mine.lanes), ", ".join(broker.lanes)
+        lines.append(
+            f"model {mine.model}: the worker serves lanes {ours}, the broker has {theirs}; set lanes in model.toml, "
+            f"or run `inferq topology add-model {mine.model} --lanes {','.join(mine.lanes)}`"
+        )
+    return lines
 
 
 def _absent(model: ModelTopology) -> str:

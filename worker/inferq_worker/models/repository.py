@@ -7,7 +7,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,6 +50,11 @@ class ModelFile:
     fallback: bool = True
     lanes: tuple[str, ...] = DEFAULT_LANES
     batch: Literal["probe", "trust", "single"] = "probe"
+
+    @property
+    def toml(self) -> Path:
+        """Where its settings are read from: `model.toml` beside `model.onnx`, or `NAME.toml` beside `NAME.onnx`."""
+        return self.path.with_suffix(".toml")
 
 
 class _ModelToml(BaseModel):
@@ -151,11 +156,10 @@ def _describe(name: str, version: str, path: Path) -> ModelFile:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise RepositoryError(f"the model file {path} {what}; check the path, or copy the .onnx file to it")
-    settings = _read_toml(path.with_suffix(".toml"))
-    return ModelFile(
-        name=name,
-        version=version,
-        path=path,
+    model = ModelFile(name, version, path)
+    settings = _read_toml(model.toml)
+    return replace(
+        model,
         max_rows=settings.max_rows,
         shared_inputs=frozenset(settings.shared_inputs),
         fallback=settings.fallback,

@@ -71,7 +71,7 @@ class AdminServer:
     def __init__(
         self,
         host: str = "127.0.0.1",
-        port: int = 9100,
+        port: int = 9180,
         *,
         metrics_registry: CollectorRegistry,
         live: Checks,

@@ -240,7 +240,7 @@ def _prove(model: ModelFile, work: _Work) -> Feeds | None:
         if isinstance(error, Unprobeable) and model.batch != "probe":
             return None
         raise ModelRefused(
-            f'{model.name}: {error}; set batch = "single" in model.toml to run each job alone'
+            f'{model.name}: {error}; set batch = "single" in {model.toml} to run each job alone'
             + (', or batch = "trust" if you know that its rows are independent' if model.batch == "probe" else "")
         ) from error
     except RunFailed as error:

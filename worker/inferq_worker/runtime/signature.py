@@ -32,14 +32,14 @@ def _check_shared(model: ModelFile, inputs: Sequence[TensorSpec]) -> None:
     ranks = {spec.name: len(spec.shape) for spec in inputs}
     for name in sorted(model.shared_inputs):
         if name not in ranks:
-            raise ModelRefused(f"{model.name}: model.toml shares {name!r}, but the inputs are {', '.join(ranks)}")
+            raise ModelRefused(f"{model.name}: {model.toml} shares {name!r}, but the inputs are {', '.join(ranks)}")
         if ranks[name] > 0:
-            raise ModelRefused(f"{model.name}: model.toml shares {name!r}, which is no scalar; take it off the list")
+            raise ModelRefused(f"{model.name}: {model.toml} shares {name!r}, which is no scalar; take it off the list")
     for name, rank in ranks.items():
         if rank == 0 and name not in model.shared_inputs:
             raise ModelRefused(
                 f"{model.name}: input {name!r} is a scalar (or has no declared shape), so it has no rows; "
-                f'add shared_inputs = ["{name}"] to model.toml, or export it with a first axis for rows'
+                f'add shared_inputs = ["{name}"] to {model.toml}, or export it with a first axis for rows'
             )
 
 
@@ -50,5 +50,5 @@ def _check_outputs(model: ModelFile, outputs: Sequence[TensorSpec], rows: int | 
         if declared is not None and declared != rows:
             raise ModelRefused(
                 f"{model.name}: output {spec.name!r} has a first axis of {declared} whatever the number of rows, so "
-                'its answers cannot be shared out; set batch = "single" in model.toml to run each job alone'
+                f'its answers cannot be shared out; set batch = "single" in {model.toml} to run each job alone'
             )

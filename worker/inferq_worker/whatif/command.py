@@ -53,7 +53,7 @@ A case is "NAME: KNOB=VALUE ...". Knobs, with seconds in those that end in _s:
 _EXAMPLES = """\
 inferq whatif
 inferq whatif --latency table:1=5.5,8=9,32=21 --rate 800 --rate 1400 --deadline 0.05
-inferq whatif --latency-from http://127.0.0.1:9100/status --rate 500 --deadline 0.04,0.2 --bursty
+inferq whatif --latency-from http://127.0.0.1:9180/status --rate 500 --deadline 0.04,0.2 --bursty
 inferq whatif --rate 1700 --deadline 0.2 --case "gpu only:" --case "with cpus: cpu_lanes=8 cpu_run_s=0.025"
 inferq whatif --rate 1000 --bulk-rate 900 --case "tenth:" --case "half: bulk_share=0.5"
 inferq whatif --trace yesterday.csv --speed 1 --speed 2 --json
