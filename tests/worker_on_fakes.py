@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from inferq_worker.settle import Settler
     from inferq_worker.work import Delivery, WorkItem
 
+MAX_JOB_ROWS = 4096
+
 
 @dataclass(slots=True)
 class WorkerOnFakes:
@@ -204,6 +206,7 @@ async def fake_worker(
                 triage=triage,
                 outbox=Outbox(finisher, answerer, tasks),
                 answerer=answerer,
+                max_job_rows=MAX_JOB_ROWS,
                 store=cast("Any", store),
                 redelivered=Redelivered(cast("Any", store), WORKER, metrics),
                 payloads=Payloads(cast("Any", store), max_bytes=2**20),

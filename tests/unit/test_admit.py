@@ -28,6 +28,8 @@ INFO = replace(
     shared=frozenset({"scale"}),
 )
 
+MAX_ROWS = 1000
+
 
 def array(values: Any, dtype: str) -> Tensor:
     return Tensor.from_numpy(np.asarray(values, dtype))
@@ -45,6 +47,7 @@ def admitted(inputs: dict[str, Tensor] | None = None, info: SessionInfo = INFO, 
         request_of(delivery_of(received_s=100.0)),
         inputs,
         info,
+        max_rows=MAX_ROWS,
         deadline_s=deadline_s,
         lane_rank=1,
         shortest_run_s=run_s,
@@ -127,6 +130,15 @@ def test_jobs_share_a_batch_when_their_shared_texts_agree() -> None:
     assert bucket("danish") != bucket("german")
 
 
+@pytest.mark.parametrize("rows", [MAX_ROWS + 1, 2**31, 2**53 - 1])
+def test_rows_that_cost_no_bytes_are_bounded_all_the_same(rows: int) -> None:
+    info = replace(FAKE_INFO, inputs=(TensorSpec("x", "float32", (None, None)),))
+    error = refusal({"x": Tensor(dtype="float32", shape=(rows, 0), data=b"")}, info=info)
+    assert error.code == "too_large"
+    assert f"{rows} rows, at most {MAX_ROWS} (limits.rows)" in error.message
+    assert admitted({"x": Tensor(dtype="float32", shape=(MAX_ROWS, 0), data=b"")}, info=info).job.rows == MAX_ROWS
+
+
 def test_a_job_whose_deadline_has_passed_is_not_admitted() -> None:
     error = refusal(deadline_s=99.5)
     assert error.code == "deadline_exceeded"
@@ -158,5 +170,7 @@ def test_the_first_problem_is_told_before_the_deadline_is_looked_at() -> None:
 
 def test_a_job_of_the_fake_model_is_admitted_as_it_is() -> None:
     job = job_of("a", 1.0, 2.0, 3.0)
-    item = admit(job, request_of(), job.inputs, FAKE_INFO, deadline_s=None, lane_rank=0, shortest_run_s=None)
+    item = admit(
+        job, request_of(), job.inputs, FAKE_INFO, max_rows=MAX_ROWS, deadline_s=None, lane_rank=0, shortest_run_s=None
+    )
     assert item.rows == 3

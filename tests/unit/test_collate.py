@@ -144,6 +144,14 @@ def test_inputs_with_different_row_counts_are_refused() -> None:
     assert "has 3 rows, another has 2" in refused.message
 
 
+def test_rows_without_elements_are_never_cut_into_runs_without_end() -> None:
+    model = info(TensorSpec("x", "float32", (None, None)), max_rows=8)
+    refused = check({"x": np.zeros((2**31, 0), np.float32)}, model)
+    assert isinstance(refused, RowError)
+    assert refused.code == "too_large"
+    assert check({"x": np.zeros((8, 0), np.float32)}, model) == 8
+
+
 def test_bfloat16_is_carried_as_uint16() -> None:
     model = info(TensorSpec("x", "bfloat16", (None, 3)))
     assert check({"x": np.zeros((2, 3), np.uint16)}, model) == 2

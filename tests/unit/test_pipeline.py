@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.fakes import WORKER, VirtualTime, job_of, tensor
-from tests.worker_on_fakes import WorkerOnFakes, fake_worker
+from tests.worker_on_fakes import MAX_JOB_ROWS, WorkerOnFakes, fake_worker
 
 from inferq.outcome import Outcome
 from inferq_schemas import Job, Tensor, decode_jobs, encode_bundle, encode_job
@@ -554,6 +554,14 @@ async def test_take_tells_the_rows_of_a_delivery(time: VirtualTime) -> None:
         assert worker.pipeline.take(worker.delivery([job_of("a", 1, 2, 3), job_of("b", 1)], lane="bulk")) == 4
         assert worker.pipeline.take(worker.delivery(b"\xc1")) == 0
         await time.settle()
+
+
+async def test_a_job_refused_for_its_rows_does_not_shrink_the_window_of_its_lane(time: VirtualTime) -> None:
+    job = Job.build(id="a", model="m", inputs={"x": Tensor(dtype="float32", shape=(2**53 - 1, 0), data=b"")})
+    async with fake_worker(time) as worker:
+        assert worker.pipeline.take(worker.delivery(job)) == MAX_JOB_ROWS
+        await time.settle()
+        assert worker.codes() == {"a": "too_large"}
 
 
 async def test_pressure_is_reported_while_too_many_bytes_are_in_hand(time: VirtualTime) -> None:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from inferq_worker.work import Feeds
 
 
-def admit(
+def admit(  # noqa: PLR0913 - all that admission rests on
     job: Job,
     request: Request,
     payloads: Mapping[str, Tensor],
     info: SessionInfo,
     *,
+    max_rows: int,
     deadline_s: float | None,
     lane_rank: int,
     shortest_run_s: float | None,
@@ -33,14 +34,17 @@ def admit(
         request: where its answer goes.
         payloads: its inputs with claim checks resolved.
         info: what the model takes.
+        max_rows: most rows of one job.
         deadline_s: monotonic seconds, None = none.
         lane_rank: rank of the lane that brought it.
         shortest_run_s: the least time in which the job could run if a device were free now, None = not known.
 
     Raises:
-        WorkError: `invalid_input` naming the input and what the model takes; `deadline_exceeded` when no run that
-            starts now could end in time and the caller does not want a late answer.
+        WorkError: `too_large` above `max_rows`; `invalid_input` naming the input and what the model takes;
+            `deadline_exceeded` when no run that starts now could end in time and the caller does not want a late answer.
     """
+    if job.rows > max_rows:
+        raise WorkError("too_large", f"{job.rows} rows, at most {max_rows} (limits.rows) in one job; split it")
     inputs = _inputs(payloads, info)
     left_s = None if deadline_s is None else deadline_s - request.delivery.received_s
     if left_s is not None and job.late == "drop" and left_s <= (shortest_run_s or 0.0):

@@ -68,6 +68,7 @@ class Pipeline:
         device: what they run on.
         triage: judges jobs on arrival.
         outbox: answers that need no run.
+        max_job_rows: most rows of one job.
         answerer: signs results.
         finisher: stores, publishes, parks and settles answers.
         redelivered: judges jobs that come a second time.
@@ -87,6 +88,7 @@ class Pipeline:
         triage: Triage,
         outbox: Outbox,
         limits: Limits,
+        max_job_rows: int,
         allow: ReplyAllowList,
         answerer: Answerer,
         finisher: Finisher,
@@ -104,6 +106,7 @@ class Pipeline:
         self._triage = triage
         self._outbox = outbox
         self._limits = limits
+        self._max_job_rows = max_job_rows
         self._allow = allow
         self._answerer = answerer
         self._finisher = finisher
@@ -294,7 +297,8 @@ class Pipeline:
             self._tasks.spawn(self._take_later(job, request))
         else:
             self._schedule(job, request, job.inputs)
-        return job.rows
+        # A job that is refused for its rows must not shrink its lane's window for the next hundreds of messages.
+        return min(job.rows, self._max_job_rows)
 
     async def _take_later(self, job: Job, request: Request) -> None:
         """Admission that has to ask the store first: jobs that come again, and jobs whose inputs lie there."""
@@ -343,6 +347,7 @@ class Pipeline:
             request,
             payloads,
             model.session.info,
+            max_rows=self._max_job_rows,
             deadline_s=deadline_s(job, request.delivery),
             lane_rank=request.delivery.lane.rank,
             shortest_run_s=model.latency.predict(1),

@@ -73,6 +73,12 @@ class LimitsSettings(Section):
     claim_check_bytes: int = Field(
         default=256 * 1024, ge=1024, le=8 * MIB, description="Larger outputs travel through Redis as references."
     )
+    rows: int = Field(
+        default=65_536,
+        ge=1,
+        le=16 * MIB,
+        description="Most rows of one job. Rows without elements cost no bytes, so no other limit bounds them.",
+    )
     payload_bytes: int = Field(default=64 * MIB, ge=1024, description="Most bytes of a job's inputs that lie in Redis.")
 
 

@@ -96,6 +96,7 @@ def wire(
         triage=triage,
         outbox=Outbox(finisher, answerer, tasks),
         limits=limits,
+        max_job_rows=settings.limits.rows,
         allow=allow,
         answerer=answerer,
         finisher=finisher,

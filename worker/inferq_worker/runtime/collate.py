@@ -54,12 +54,16 @@ def check(feeds: Feeds, info: SessionInfo) -> int | RowError:
         if rows not in (None, array.shape[0]):
             return RowError("invalid_input", f"input {spec.name!r} has {array.shape[0]} rows, another has {rows}")
         rows = array.shape[0]
-    return _row_count(rows or 0, info)
+    weightless = all(feeds[spec.name].size == 0 for spec in info.inputs if spec.name not in info.shared)
+    return _row_count(rows or 0, info, weightless=weightless)
 
 
-def _row_count(rows: int, info: SessionInfo) -> int | RowError:
+def _row_count(rows: int, info: SessionInfo, *, weightless: bool) -> int | RowError:
     if rows < 1:
         return RowError("invalid_input", "the inputs have no rows")
+    if weightless and rows > info.max_rows:
+        # Nothing but memory bounds the rows of other items; these would be cut into runs without end.
+        return RowError("too_large", f"{rows} rows without elements; at most {info.max_rows} of these in one run")
     if info.batchable:
         return rows
     if info.fixed_rows is not None and rows != info.fixed_rows:
