@@ -250,3 +250,20 @@ async def test_the_cpu_role_refuses_what_it_cannot_answer_in_time_and_diverts_no
         await time.advance(2)
         assert worker.codes() == {"warm": "ok", "due": "deadline_exceeded"}
         assert worker.moved == []
+
+
+async def test_after_a_few_slow_runs_jobs_are_turned_away_only_for_a_while(time: VirtualTime) -> None:
+    session = Timed()
+    async with fake_worker(time, session=session, policy_name=EARLIEST) as worker:
+        taken = dict[str, list[str]]()
+        for phase, lasts_s, jobs in (("well", 0.02, 10), ("hiccup", 0.5, 10), ("after", 0.02, 200)):
+            session.lasts_s = lasts_s
+            for number in range(jobs):
+                job_id = f"{phase}-{number}"
+                await worker.take(job_of(job_id, deadline_unix_ms=worker.unix_ms(0.05)))
+                await time.advance(0.6)
+            codes = worker.codes()
+            taken[phase] = [codes[f"{phase}-{number}"] for number in range(jobs)]
+        assert "deadline_exceeded" in taken["hiccup"]
+        assert taken["after"][0] == "deadline_exceeded"
+        assert taken["after"][100:] == ["ok"] * 100

@@ -224,7 +224,7 @@ class Pipeline:
 
     def given_up(self, item: WorkItem) -> None:
         """The scheduler gave a job up that has time left: no run could answer it without making many others late."""
-        if self._triage.rescues(item):
+        if self._triage.rescues(item, self._models[item.job.model].latency):
             self._held.pop(item.job.id, None)
             return
         self._metrics.deadline_missed(item.job.model, item.lane, "compose")

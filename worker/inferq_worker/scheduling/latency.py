@@ -16,6 +16,9 @@ _OUTLIER = 3.0
 _P95_DEVIATIONS = 2.06
 """p95 of a normal distribution in mean absolute deviations: 1.645 sigma, and sigma = 1.253 deviations."""
 
+_DOUBT = 0.1
+_DOUBT_EVERY_S = 1.0
+"""Predictions that turn jobs away and that no run confirms lose a tenth of their distance to the start each second."""
 _P95_STEP, _P95_LEAST_S = 0.2, 0.0002
 
 
@@ -48,7 +51,7 @@ class LatencyTable:
         self._seed_sizes = sorted(self._seed)
         self._buckets: dict[Hashable, dict[int, _Estimate]] = {}
         self._factors: dict[Hashable, float] = {}
-        self._error_ratio = 0.0
+        self._doubted_s: dict[Hashable, float] = {}
 
     def observe(self, rows: int, run_s: float, bucket: Hashable = None) -> float | None:
         """Learn from one run; a run that refused every job (0 rows) teaches nothing.
@@ -60,6 +63,7 @@ class LatencyTable:
         if rows < 1:
             return None
         predicted_s = self.predict(rows, bucket)
+        self._doubted_s.pop(bucket, None)
         known = self._buckets.setdefault(bucket, {})
         if rows in known:
             known[rows].learn(run_s)
@@ -70,6 +74,29 @@ class LatencyTable:
             known[rows] = _Estimate(min(run_s, _OUTLIER * predicted_s) if predicted_s else run_s)
         self._learn_factor(rows, known[rows].mean_s, bucket)
         return run_s / predicted_s - 1.0 if predicted_s else None
+
+    def doubt(self, now_s: float, bucket: Hashable = None) -> bool:
+        """A job is turned away because of these predictions: while no run confirms them they near the warm-up's.
+
+        What is turned away teaches nothing. Without doubt, a few slow runs make a worker turn every job away for good.
+
+        Args:
+            now_s: monotonic seconds; the first second after a run is free of doubt.
+            bucket: of the job.
+
+        Returns:
+            Whether predictions changed.
+        """
+        if now_s - self._doubted_s.setdefault(bucket, now_s) < _DOUBT_EVERY_S:
+            return False
+        self._doubted_s[bucket] = now_s
+        for rows, estimate in self._buckets.get(bucket, {}).items():
+            seeded_s = _on_lines(self._seed, self._seed_sizes, rows) or 0.0
+            estimate.mean_s -= _DOUBT * max(0.0, estimate.mean_s - seeded_s)
+            estimate.deviation_s -= _DOUBT * estimate.deviation_s
+        if bucket in self._factors:
+            self._factors[bucket] -= _DOUBT * max(0.0, self._factors[bucket] - 1.0)
+        return True
 
     def predict(self, rows: int, bucket: Hashable = None) -> float | None:
         """Mean seconds of a batch of `rows` rows, or None before anything is known."""
@@ -118,11 +145,16 @@ class RunningP95:
 
     def __init__(self, first_s: float) -> None:
         self.seconds = first_s
+        self._first_s = first_s
 
     def observe(self, value_s: float) -> None:
         """Take a value in."""
         step_s = _P95_STEP * max(self.seconds, _P95_LEAST_S)
         self.seconds += 0.95 * step_s if value_s > self.seconds else -0.05 * step_s
+
+    def doubt(self) -> None:
+        """No value confirms the estimate any more: near the first one, from above."""
+        self.seconds -= _DOUBT * max(0.0, self.seconds - self._first_s)
 
 
 def _on_lines(seconds: Mapping[int, float], sizes: list[int], rows: int) -> float | None:
