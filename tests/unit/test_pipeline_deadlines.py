@@ -9,6 +9,7 @@ import pytest
 from tests.fakes import VirtualTime, job_of
 from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 
+from inferq.outcome import Outcome
 from inferq_schemas import FALLBACK_EXCHANGE
 from inferq_worker import answer, pipeline, publish
 from inferq_worker.cpu import CpuWorker
@@ -267,3 +268,30 @@ async def test_after_a_few_slow_runs_jobs_are_turned_away_only_for_a_while(time:
         assert "deadline_exceeded" in taken["hiccup"]
         assert taken["after"][0] == "deadline_exceeded"
         assert taken["after"][100:] == ["ok"] * 100
+
+
+async def test_a_job_that_arrives_when_the_next_batch_is_composed_is_told_of_that_run_too(time: VirtualTime) -> None:
+    async with fake_worker(time, session=Timed(), policy_name=EARLIEST) as worker:
+        await warm(worker)
+        await worker.take(job_of("a"))
+        await worker.take(job_of("b"))
+        await time.advance(0.999)
+        assert ids(worker) == [("a",), ("b",)]
+        await worker.take(job_of("c", deadline_unix_ms=worker.unix_ms(1.5)))
+        (refused,) = worker.replies()
+        assert refused.error is not None
+        assert "this worker would answer in 2004 ms" in refused.error.message
+        await time.advance(5)
+        assert worker.codes() == {"c": "deadline_exceeded", "a": "ok", "b": "ok"}
+
+
+async def test_a_composed_batch_that_was_answered_meanwhile_holds_nobody_up(time: VirtualTime) -> None:
+    async with fake_worker(time, session=Timed(), policy_name=EARLIEST) as worker:
+        await warm(worker)
+        worker.store.put(Outcome.cancelled("a"))
+        await worker.take(job_of("a"))
+        assert worker.codes() == {"a": "cancelled"}
+        assert worker.device.start_s == pytest.approx(time.monotonic())
+        await worker.take(job_of("b", deadline_unix_ms=worker.unix_ms(1.2)))
+        await time.advance(2)
+        assert worker.codes()["b"] == "ok"

@@ -153,17 +153,25 @@ class Pipeline:
             if batch is None:
                 return
             closed_s = time.monotonic()
+            self._device.composed(self._predict_s(batch))
             record, batch = await self._claim(batch)
             self._device.checked(time.monotonic() - closed_s)
+            self._device.composed(self._predict_s(batch))
             if batch.items:
-                latency = self._models[batch.items[0].job.model].latency
-                run = await self._device.begin(latency.predict(batch.rows, batch.items[0].bucket))
+                run = await self._device.begin(self._predict_s(batch))
                 batch = self._still_due(batch)
                 if batch.items:
                     self._tasks.spawn(self._answer(batch, record, run, closed_s))
                     continue
                 self._device.end(run)
             await self._finisher.abandon(record)
+
+    def _predict_s(self, batch: Batch[WorkItem]) -> float | None:
+        """How long a batch will run; None where nothing is known, or nothing left of it."""
+        if not batch.items:
+            return None
+        first = batch.items[0]
+        return self._models[first.job.model].latency.predict(batch.rows, first.bucket)
 
     def _still_due(self, batch: Batch[WorkItem]) -> Batch[WorkItem]:
         """What is left to run when the device is free at last, which may be later than predicted."""
