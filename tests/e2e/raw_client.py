@@ -65,6 +65,7 @@ class RawClient:
         content: Any,
         routing_key: str,
         *,
+        exchange: str = JOBS_EXCHANGE,
         reply_to: str | None = OWN,
         expiration_ms: int | None = None,
         content_type: str | None = CONTENT_TYPE,
@@ -83,8 +84,8 @@ class RawClient:
             expiration=None if expiration_ms is None else expiration_ms / 1000,
             headers=dict(headers or {}),
         )
-        exchange = await self.channel.get_exchange(JOBS_EXCHANGE, ensure=False)
-        await exchange.publish(message, routing_key, timeout=30)
+        target = await self.channel.get_exchange(exchange, ensure=False)
+        await target.publish(message, routing_key, timeout=30)
         return name
 
     def results(self, correlation_id: str) -> list[Result]:

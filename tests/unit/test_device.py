@@ -144,3 +144,25 @@ async def test_who_stops_waiting_for_the_device_leaves_no_timer(clock: FakeClock
     composed.cancel()
     await turn()
     assert clock.pending == []
+
+
+async def test_what_arrives_while_a_composed_batch_waits_runs_after_it(clock: FakeClock) -> None:
+    device = Device(1, clock)
+    run = await device.begin(RUN_S)
+    device.composed(0.1)
+    assert device.start_s == pytest.approx(1_000.0 + RUN_S + 0.1)
+    clock.advance(RUN_S)
+    device.end(run)
+    assert device.start_s == pytest.approx(clock.now() + 0.1), "free, but not for long"
+    await device.begin(0.1)
+    assert device.start_s == pytest.approx(clock.now() + 0.1)
+
+
+@pytest.mark.parametrize("nothing", [None, 0.0])
+async def test_a_composed_batch_that_does_not_run_after_all_is_forgotten(
+    clock: FakeClock, nothing: float | None
+) -> None:
+    device = Device(1, clock)
+    device.composed(0.1)
+    device.composed(nothing)
+    assert device.start_s == clock.now()

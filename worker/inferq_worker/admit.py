@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inferq_worker.work import Feeds
 
 
-def admit(  # noqa: PLR0913 - all that admission rests on
+def admit(
     job: Job,
     request: Request,
     payloads: Mapping[str, Tensor],
@@ -25,7 +25,6 @@ def admit(  # noqa: PLR0913 - all that admission rests on
     max_rows: int,
     deadline_s: float | None,
     lane_rank: int,
-    shortest_run_s: float | None,
 ) -> WorkItem:
     """Admit a job to its model.
 
@@ -37,18 +36,19 @@ def admit(  # noqa: PLR0913 - all that admission rests on
         max_rows: most rows of one job.
         deadline_s: monotonic seconds, None = none.
         lane_rank: rank of the lane that brought it.
-        shortest_run_s: the least time in which the job could run if a device were free now, None = not known.
 
     Raises:
         WorkError: `too_large` above `max_rows`; `invalid_input` naming the input and what the model takes;
-            `deadline_exceeded` when no run that starts now could end in time and the caller does not want a late answer.
+            `deadline_exceeded` when the deadline has passed and the caller does not want a late answer.
     """
     if job.rows > max_rows:
         raise WorkError("too_large", f"{job.rows} rows, at most {max_rows} (limits.rows) in one job; split it")
     inputs = _inputs(payloads, info)
     left_s = None if deadline_s is None else deadline_s - request.delivery.received_s
-    if left_s is not None and job.late == "drop" and left_s <= (shortest_run_s or 0.0):
-        raise WorkError("deadline_exceeded", _late_message(left_s, shortest_run_s))
+    if left_s is not None and job.late == "drop" and left_s <= 0:
+        raise WorkError(
+            "deadline_exceeded", f"deadline passed {-left_s * 1000:.0f} ms before a worker received the job"
+        )
     return WorkItem(
         job=job,
         requests=[request],
@@ -61,12 +61,6 @@ def admit(  # noqa: PLR0913 - all that admission rests on
         arrived_s=request.delivery.received_s,
         deadline_s=deadline_s,
     )
-
-
-def _late_message(left_s: float, run_s: float | None) -> str:
-    if left_s <= 0:
-        return f"deadline passed {-left_s * 1000:.0f} ms before a worker received the job"
-    return f"{left_s * 1000:.0f} ms left, but the model needs about {(run_s or 0) * 1000:.0f} ms"
 
 
 def _inputs(payloads: Mapping[str, Tensor], info: SessionInfo) -> Feeds:

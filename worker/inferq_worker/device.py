@@ -41,14 +41,15 @@ class Device:
         self._ends_s: dict[Run, float] = {}
         self._changed = asyncio.Event()
         self._check_s = _FIRST_LEAD_S
+        self._composed_s = 0.0
 
     @property
     def start_s(self) -> float:
         """When a batch composed now is expected to start running, monotonic seconds."""
         end_s = min(self._ends_s.values(), default=_UNKNOWN_S)
         if len(self._ends_s) < self._slots or end_s == _UNKNOWN_S:
-            return self._clock.now()
-        return max(self._clock.now(), end_s)
+            return self._clock.now() + self._composed_s
+        return max(self._clock.now(), end_s) + self._composed_s
 
     def longest_run_s(self) -> float:
         """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
@@ -59,6 +60,13 @@ class Device:
     def lead_s(self) -> float:
         """How long before a start its batch is composed: what its last check takes, and a millisecond."""
         return self._check_s + _MARGIN_S
+
+    def composed(self, expected_s: float | None) -> None:
+        """A batch is composed that is expected to run so long, if known: what arrives now runs after it.
+
+        Holds until it begins; None or 0 says that it will not.
+        """
+        self._composed_s = expected_s or 0.0
 
     def checked(self, check_s: float) -> None:
         """The last check of a batch took this long, in seconds."""
@@ -81,6 +89,7 @@ class Device:
     async def begin(self, expected_s: float | None) -> Run:
         """Wait for a free slot, then take it for a run that is expected to last `expected_s` seconds, if known."""
         await self._free.acquire()
+        self._composed_s = 0.0
         run = Run(self._clock.now())
         self._ends_s[run] = _UNKNOWN_S if expected_s is None else run.started_s + expected_s
         return run

@@ -119,8 +119,6 @@ class Pipeline:
         self._tasks = tasks
         self._held: dict[str, WorkItem] = {}
         self._lanes_seen: set[tuple[str, str]] = set()
-        self._ran: set[str] = set()
-        self._refused: set[str] = set()
         self._draining = False
 
     def take(self, delivery: Delivery) -> int:
@@ -158,17 +156,25 @@ class Pipeline:
             if batch is None:
                 return
             closed_s = time.monotonic()
+            self._device.composed(self._predict_s(batch))
             record, batch = await self._claim(batch)
             self._device.checked(time.monotonic() - closed_s)
+            self._device.composed(self._predict_s(batch))
             if batch.items:
-                latency = self._models[batch.items[0].job.model].latency
-                run = await self._device.begin(latency.predict(batch.rows, batch.items[0].bucket))
+                run = await self._device.begin(self._predict_s(batch))
                 batch = self._still_due(batch)
                 if batch.items:
                     self._tasks.spawn(self._answer(batch, record, run, closed_s))
                     continue
                 self._device.end(run)
             await self._finisher.abandon(record)
+
+    def _predict_s(self, batch: Batch[WorkItem]) -> float | None:
+        """How long a batch will run; None where nothing is known, or nothing left of it."""
+        if not batch.items:
+            return None
+        first = batch.items[0]
+        return self._models[first.job.model].latency.predict(batch.rows, first.bucket)
 
     def _still_due(self, batch: Batch[WorkItem]) -> Batch[WorkItem]:
         """What is left to run when the device is free at last, which may be later than predicted."""
@@ -229,10 +235,9 @@ class Pipeline:
 
     def given_up(self, item: WorkItem) -> None:
         """The scheduler gave a job up that has time left: no run could answer it without making many others late."""
-        if self._triage.rescues(item):
+        if self._triage.rescues(item, self._models[item.job.model].latency):
             self._held.pop(item.job.id, None)
             return
-        self._refused.add(item.job.model)
         self._metrics.deadline_missed(item.job.model, item.lane, "compose")
         left_ms = ((item.deadline_s or 0.0) - time.monotonic()) * 1000
         message = f"{left_ms:.0f} ms left, and no batch that is large enough to keep up could answer in that time"
@@ -250,14 +255,7 @@ class Pipeline:
         return len(self._held)
 
     def observe(self) -> None:
-        """Once in a while: record what is held of each lane, and for how long; see that no model is stuck.
-
-        A model whose every job is refused as too late does not run, and so would never learn that it has become faster.
-        """
-        for name in (self._refused - self._ran) & self._models.keys():
-            self._models[name].latency.relax()
-        self._refused.clear()
-        self._ran.clear()
+        """Record what is held of each lane now, and for how long."""
         now_s = time.monotonic()
         held: dict[tuple[str, str], list[WorkItem]] = {lane: [] for lane in self._lanes_seen}
         for item in self._held.values():
@@ -324,7 +322,6 @@ class Pipeline:
                 return
         except WorkError as error:
             if error.code == "deadline_exceeded":
-                self._refused.add(job.model)
                 self._metrics.deadline_missed(job.model, request.lane, "admit")
             self._outbox.refuse(request, error, job.id, job=job)
             return
@@ -350,7 +347,6 @@ class Pipeline:
             max_rows=self._max_job_rows,
             deadline_s=deadline_s(job, request.delivery),
             lane_rank=request.delivery.lane.rank,
-            shortest_run_s=model.latency.predict(1),
         )
 
     def _attach(self, job: Job, request: Request) -> bool:
@@ -388,7 +384,6 @@ class Pipeline:
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name
-        self._ran.add(name)
         model.window.served(report.rows)
         error_ratio = model.latency.observe(report.rows, report.run_s, batch.items[0].bucket)
         if error_ratio is not None:

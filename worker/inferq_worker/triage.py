@@ -71,6 +71,8 @@ class Triage:
             may_divert=self._may_divert(item),
             serve_late=item.serve_late,
         )
+        if decision is not Admission.TAKE:
+            self._doubt(item, latency)
         if decision is Admission.DIVERT:
             self._divert(item, gpu.sober_s, cpu_s)
             return False
@@ -78,8 +80,9 @@ class Triage:
             raise WorkError("deadline_exceeded", self._both_miss(item, gpu.hopeful_s, cpu_s))
         return True
 
-    def rescues(self, item: WorkItem) -> bool:
+    def rescues(self, item: WorkItem, latency: LatencyTable) -> bool:
         """Whether a job that the scheduler gave up could still be diverted in time, and was."""
+        self._doubt(item, latency)
         cpu_s = self._cpu_finish_s(item)
         if cpu_s is None or item.deadline_s is None or cpu_s > item.deadline_s or not self._may_divert(item):
             return False
@@ -97,6 +100,10 @@ class Triage:
             run_s=lambda rows: latency.predict(rows, item.bucket) or 0.0,
             after_s=self._after.seconds,
         )
+
+    def _doubt(self, item: WorkItem, latency: LatencyTable) -> None:
+        if latency.doubt(self._clock.now(), item.bucket):
+            self._after.doubt()
 
     def _may_divert(self, item: WorkItem) -> bool:
         # A suspect moved to another queue would come as new there, and run among others.

@@ -17,7 +17,8 @@ _OUTLIER = 3.0
 """A run that took longer than this many times its expectation counts as this many: one hiccup does not move a mean."""
 _P95_DEVIATIONS = 2.06
 """p95 of a normal distribution in mean absolute deviations: 1.645 sigma, and sigma = 1.253 deviations."""
-_RELAXED = 0.8
+_DOUBT, _DOUBT_EVERY_S = 0.8, 1.0
+"""Predictions that turn jobs away and that no run confirms lose a fifth each second."""
 _LEAST_S = 1e-9
 _MOST_BUCKETS = 256
 _P95_STEP, _P95_LEAST_S = 0.2, 0.0002
@@ -55,6 +56,7 @@ class LatencyTable:
         self._sizes = sorted(self._curve)
         self._fixed = bool(self._curve)
         self._speeds: dict[Hashable, _Speed] = {}
+        self._doubted_s: dict[Hashable, float] = {}
 
     def observe(self, rows: int, run_s: float, bucket: Hashable = None) -> float | None:
         """Learn from one run; a run that refused every job (0 rows) teaches nothing.
@@ -67,6 +69,7 @@ class LatencyTable:
             return None
         run_s = max(run_s, _LEAST_S)
         predicted_s = self.predict(rows, bucket)
+        self._doubted_s.pop(bucket, None)
         speed = self._speed(bucket)
         if predicted_s is None or (not self._fixed and rows not in self._curve):
             insort(self._sizes, rows)
@@ -89,11 +92,26 @@ class LatencyTable:
         speed = self._speeds.get(bucket)
         return mean_s if mean_s is None or speed is None else mean_s * (1.0 + _P95_DEVIATIONS * speed.deviation)
 
-    def relax(self) -> None:
-        """Expect a fifth less: nothing runs because everything looks too slow, and only a run can tell."""
-        for speed in self._speeds.values():
-            speed.factor *= _RELAXED
-            speed.deviation *= _RELAXED
+    def doubt(self, now_s: float, bucket: Hashable = None) -> bool:
+        """A job is turned away because of these predictions: while no run confirms them they sink.
+
+        What is turned away teaches nothing. Without doubt, a few slow runs, or a warm-up on a busy machine, make a
+        worker turn every job away for good.
+
+        Args:
+            now_s: monotonic seconds; the first second after a run is free of doubt.
+            bucket: of the job.
+
+        Returns:
+            Whether predictions changed.
+        """
+        if now_s - self._doubted_s.setdefault(bucket, now_s) < _DOUBT_EVERY_S:
+            return False
+        self._doubted_s[bucket] = now_s
+        speed = self._speed(bucket)
+        speed.factor *= _DOUBT
+        speed.deviation *= _DOUBT
+        return True
 
     def snapshot(self) -> Mapping[int, float]:
         """Rows -> mean seconds at the latest speed of the bucket that came last, for `/status`."""
@@ -105,7 +123,9 @@ class LatencyTable:
         speed = self._speeds.pop(bucket, None) or _Speed()
         self._speeds[bucket] = speed
         if len(self._speeds) > _MOST_BUCKETS:
-            del self._speeds[next(iter(self._speeds))]
+            oldest = next(iter(self._speeds))
+            del self._speeds[oldest]
+            self._doubted_s.pop(oldest, None)
         return speed
 
     def _bend(self, rows: int, run_s: float) -> None:
@@ -134,11 +154,16 @@ class RunningP95:
 
     def __init__(self, first_s: float) -> None:
         self.seconds = first_s
+        self._first_s = first_s
 
     def observe(self, value_s: float) -> None:
         """Take a value in."""
         step_s = _P95_STEP * max(self.seconds, _P95_LEAST_S)
         self.seconds += 0.95 * step_s if value_s > self.seconds else -0.05 * step_s
+
+    def doubt(self) -> None:
+        """No value confirms the estimate any more: near the first one, from above."""
+        self.seconds = min(self.seconds, max(self._first_s, self.seconds * _DOUBT))
 
 
 def _on_lines(seconds: Mapping[int, float], sizes: list[int], rows: int) -> float:
