@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 import ssl
+import struct
 import time
 import uuid
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -20,6 +21,7 @@ from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError, DeliveryError, PublishError
 from pamqp.commands import Basic
 
+from inferq import lenient
 from inferq_schemas import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class _WithoutBodies(logging.Filter):
 
 
 logging.getLogger("aiormq.channel").addFilter(_WithoutBodies())
+# Here, because nothing reads from a broker without this module: one odd message would drop the connection for all.
+lenient.install()
 
 
 class BrokerUnreachable(Exception):  # noqa: N818 - reads as what it says
