@@ -209,7 +209,7 @@ async def fake_worker(
                 max_job_rows=MAX_JOB_ROWS,
                 store=cast("Any", store),
                 redelivered=Redelivered(cast("Any", store), WORKER, metrics),
-                payloads=Payloads(cast("Any", store), max_bytes=2**20),
+                payloads=Payloads(cast("Any", store), held, max_bytes=2**20),
                 in_hand=held,
                 after=after,
                 **shared,

@@ -25,7 +25,9 @@ _BACKOFF_BASE_S: Final = 0.02
 _BACKOFF_CAP_S: Final = 0.5
 
 
-def open_redis(settings: RedisSettings, *, retries: int, max_connections: int | None = None) -> Redis:
+def open_redis(
+    settings: RedisSettings, *, retries: int, max_connections: int | None = None, patient: bool = False
+) -> Redis:
     """A client over a pool of its own; connects on first use. `aclose()` closes the pool.
 
     Args:
@@ -33,10 +35,12 @@ def open_redis(settings: RedisSettings, *, retries: int, max_connections: int | 
         retries: how often a command is tried again after a lost connection or a time-out; 0 for anything that is not
             idempotent.
         max_connections: overrides the settings; callers beyond it wait for at most the socket time-out.
+        patient: callers beyond it wait as long as it takes. Who holds a connection gives it back within the time-outs;
+            a pool that is busy then never looks like a server that is away.
     """
     kwargs: dict[str, Any] = {
         "max_connections": max_connections or settings.max_connections,
-        "timeout": settings.socket_timeout_s,
+        "timeout": None if patient else settings.socket_timeout_s,
         "socket_timeout": settings.socket_timeout_s,
         "socket_connect_timeout": settings.connect_timeout_s,
         "health_check_interval": _HEALTH_CHECK_S,

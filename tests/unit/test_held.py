@@ -1,8 +1,9 @@
 """Message bytes in hand, and when bulk lanes pause and resume."""
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from tests.fakes import delivery_of
+from tests.fakes import delivery_of, request_of
 
 from inferq_worker.held import Held
 
@@ -34,6 +35,19 @@ async def test_a_single_message_above_the_limit_presses_too() -> None:
     held.take(delivery)
     held.leave(delivery)
     assert calls == [True, False]
+
+
+async def test_inputs_larger_than_the_limit_are_fetched_when_they_are_the_only_ones() -> None:
+    calls: list[bool] = []
+    held = Held(100, calls.append)
+    first, second = request_of(), request_of()
+    await held.reserve(first, 101)
+    waiting = asyncio.create_task(held.reserve(second, 1))
+    await asyncio.sleep(0)
+    assert (waiting.done(), calls) == (False, [True])
+    held.release(first)
+    await waiting
+    assert (held.bytes, calls) == (1, [True, False])
 
 
 async def test_empty_messages_are_counted_as_messages() -> None:

@@ -549,6 +549,18 @@ async def test_jobs_of_a_claim_check_run_with_what_redis_holds(time: VirtualTime
         assert np.array_equal(worker.replies()[0].outputs["y"].to_numpy(), np.full((1, 4), 4.0, np.float32))
 
 
+async def test_fetched_inputs_are_in_hand_until_their_job_has_its_answer(time: VirtualTime) -> None:
+    job = Job.build(id="a", model="m", inputs={"x": Tensor(dtype="float32", shape=(8, 4), ref="inferq:{a}:in:x")})
+    async with fake_worker(time, session=held_back()) as worker:
+        worker.store.inputs["a", "x"] = bytes(128)
+        delivery = await worker.take(job)
+        assert worker.held.bytes == len(delivery.body) + 128
+        worker.session.gate.set()
+        await time.settle()
+        assert worker.codes() == {"a": "ok"}
+        assert worker.held.bytes == 0
+
+
 async def test_take_tells_the_rows_of_a_delivery(time: VirtualTime) -> None:
     async with fake_worker(time) as worker:
         assert worker.pipeline.take(worker.delivery([job_of("a", 1, 2, 3), job_of("b", 1)], lane="bulk")) == 4

@@ -119,7 +119,7 @@ class Worker:
         self._worker = worker
         self._registry = CollectorRegistry()
         self._metrics = Metrics(self._registry, role=settings.role)
-        self._store = Store(open_redis(settings.redis, retries=0), settings.redis, worker, self._metrics)
+        self._store = Store(open_redis(settings.redis, retries=0, patient=True), settings.redis, worker, self._metrics)
         self._broker = Broker(settings.broker, settings.lanes, role=settings.role, worker=worker, metrics=self._metrics)
         self._gate = TopologyGate(settings, self._files)
         self._beat = LoopBeat(self._metrics.loop_lag)

@@ -128,6 +128,7 @@ class Finisher:
 
     def settle(self, request: Request) -> None:
         """One job of a message is done with; the last one settles the message."""
+        self._held.release(request)
         delivery = request.delivery
         delivery.open_requests -= 1
         if delivery.open_requests:

@@ -304,7 +304,7 @@ class Pipeline:
             if request.delivery.redelivered and self._attach(job, request):
                 return
             alone = request.delivery.redelivered and await self._redelivered.runs_alone(job.id, job.model)
-            payloads = await self._payloads.resolve(job, request.delivery)
+            payloads = await self._payloads.resolve(job, request)
             self._schedule(job, request, payloads, alone=alone)
         except Exception as error:  # noqa: BLE001 - an unsettled message would never be seen again
             self._outbox.refuse(request, as_work_error(error), job.id, job=job)

@@ -102,7 +102,7 @@ def wire(
         finisher=finisher,
         store=store,
         redelivered=Redelivered(store, worker, metrics),
-        payloads=Payloads(store, max_bytes=settings.limits.payload_bytes),
+        payloads=Payloads(store, held, max_bytes=settings.limits.payload_bytes),
         in_hand=held,
         after=after,
         metrics=metrics,

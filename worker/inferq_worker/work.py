@@ -74,10 +74,15 @@ class Delivery:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One job's claim on a delivery: where its answer goes."""
+    """One job's claim on a delivery: where its answer goes.
+
+    Args:
+        payload_bytes: of its inputs that were fetched from Redis.
+    """
 
     delivery: Delivery
     lane: str
+    payload_bytes: int = 0
 
     @property
     def reply_to(self) -> str | None:
