@@ -1,4 +1,4 @@
-"""A real RabbitMQ and Redis for the tests: given by environment, in containers, or as a private pair of processes.
+"""A real RabbitMQ and Redis for the tests: in containers, as a private pair, or (INFERQ_STACK=environment) given ones.
 
 `tests/conftest.py` makes fixtures of it. The private pair ends when its standard input does, so it cannot outlive the
 test run, not even one that is killed.
@@ -21,7 +21,7 @@ PROJECT_FOLDER = Path(__file__).resolve().parents[1]
 if str(PROJECT_FOLDER) not in sys.path:
     sys.path.append(str(PROJECT_FOLDER))
 
-from infra.local import docker, rabbitmq, redis  # noqa: E402 - found through the line above
+from infra.local import docker, given, lifecycle, rabbitmq, redis  # noqa: E402 - found through the line above
 from infra.local.errors import StackError  # noqa: E402 - the same
 from infra.local.management import Management  # noqa: E402 - the same
 
@@ -83,12 +83,33 @@ def running_stack() -> Iterator[Stack]:
 
     Raises:
         StackMissingError: none could be had.
+        StackError: INFERQ_STACK=environment, and the addresses are not whole or nothing answers there.
     """
+    kind = lifecycle.wanted_kind(os.environ)
+    if kind == "environment":
+        yield _given_stack()
+        return
     with contextlib.ExitStack() as owned:
-        given = Stack.from_environment(os.environ)
-        if given is None and os.environ.get("INFERQ_STACK") != "binaries" and docker.answers():
-            given = _containers_or_none(owned)
-        yield given or owned.enter_context(_private_pair())
+        owned.enter_context(_addresses_set_aside())
+        containers = _containers_or_none(owned) if kind != "binaries" and docker.answers() else None
+        yield containers or owned.enter_context(_private_pair())
+
+
+def _given_stack() -> Stack:
+    stack = Stack.from_environment({**os.environ, **given.addresses(os.environ)})
+    if stack is None:
+        raise StackError("INFERQ_STACK=environment: the tests need INFERQ_BROKER__MANAGEMENT_URL as well")
+    return stack
+
+
+@contextlib.contextmanager
+def _addresses_set_aside() -> Iterator[None]:
+    """No test, and no command that a test starts, finds its way to a broker that happens to be exported."""
+    aside = {name: os.environ.pop(name) for name in given.set_aside(os.environ)}
+    try:
+        yield
+    finally:
+        os.environ.update(aside)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from infra.local import lifecycle, processes
+from infra.local import given, lifecycle, processes
 from infra.local.errors import StackError
 from infra.local.lifecycle import Stack
 
@@ -61,13 +61,27 @@ def _name(text: str) -> str:
 
 
 def _up(options: argparse.Namespace) -> int:
-    _print_environment(lifecycle.up(options.name or "dev", owned=False))
+    stack = lifecycle.up(options.name or "dev", owned=False)
+    _announce(stack)
+    _print_environment(stack)
     return 0
 
 
 def _prepare(_: argparse.Namespace) -> int:
-    lifecycle.prepare()
+    _announce(lifecycle.prepare())
     return 0
+
+
+def _announce(stack: Stack | None) -> None:
+    """Say on standard error what is used, and what of the environment is not."""
+    if stack is not None:
+        print(f"stack: {stack}", file=sys.stderr)
+    aside = given.set_aside(os.environ)
+    if aside and (stack is None or stack.kind != "environment"):
+        print(
+            f"stack: {', '.join(aside)} of the environment not used here; INFERQ_STACK=environment would use them",
+            file=sys.stderr,
+        )
 
 
 def _down(options: argparse.Namespace) -> int:
@@ -78,6 +92,8 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    if lifecycle.wanted_kind(os.environ) == "environment":
+        return _status_of_environment()
     name = options.name or "dev"
     stack = lifecycle.find(name)
     pids = processes.of_folder(lifecycle.RUN_FOLDER / name)
@@ -88,6 +104,16 @@ def _status(options: argparse.Namespace) -> int:
         else f"{name}: down"
     )
     return 0 if alive else 1
+
+
+def _status_of_environment() -> int:
+    try:
+        given.addresses(os.environ)
+    except StackError as reason:
+        print(reason)
+        return 1
+    print("environment: RabbitMQ and Redis answer")
+    return 0
 
 
 def _env(options: argparse.Namespace) -> int:
@@ -108,8 +134,10 @@ def _run(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
         raise StackError("run needs a command: stack.py run -- COMMAND")
-    with _Owned(options.name) as stack:
-        return _supervise(words, {**os.environ, **stack.environment})
+    owned = _Owned(options.name)
+    with owned as stack:
+        _announce(stack)
+        return _supervise(words, lifecycle.command_environment(owned.name, stack, os.environ))
 
 
 def _hold(options: argparse.Namespace) -> int:
@@ -128,18 +156,18 @@ class _Owned:
     """
 
     def __init__(self, name: str | None) -> None:
-        self._name = name or f"own-{secrets.token_hex(4)}"
+        self.name = name or f"own-{secrets.token_hex(4)}"
 
     def __enter__(self) -> Stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         processes.adopt_orphans()
-        return lifecycle.up(self._name, owned=True)
+        return lifecycle.up(self.name, owned=True)
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # taking it down is short and must not be cut off half-way
-        lifecycle.down(self._name)
+        lifecycle.down(self.name)
         processes.collect_children(limit_s=3.0)
 
 

@@ -85,7 +85,7 @@ def advice(absent: tuple[str, ...]) -> str:
         "RabbitMQ and Redis are needed, and neither a Docker engine nor these packages are here. One of:\n"
         f"  sudo apt-get install --no-install-recommends {' '.join(absent)}\n"
         "  start a Docker engine\n"
-        "  name running servers: INFERQ_BROKER__URL=amqp://... INFERQ_REDIS__URL=redis://..."
+        "  name running servers: INFERQ_STACK=environment INFERQ_BROKER__URL=amqp://... INFERQ_REDIS__URL=redis://..."
     )
 
 

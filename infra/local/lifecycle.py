@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local import docker, install, processes, rabbitmq, redis
+from infra.local import docker, given, install, processes, rabbitmq, redis
 from infra.local.errors import StackError
 from infra.local.management import Management, read_definitions
-from infra.local.processes import Identity
+from infra.local.processes import FOLDER_VARIABLE, Identity
 
 RUN_FOLDER = Path(__file__).resolve().parents[2] / ".run"
 DEFINITIONS = rabbitmq.CONFIG_FOLDER / "definitions.json"
@@ -34,12 +34,19 @@ class Stack:
     """A running stack.
 
     Attributes:
-        kind: `given` (by the environment; not ours to end), `docker` or `binaries`.
+        kind: `environment` (which names it; not ours to end), `docker` or `binaries`.
         environment: the variables by which programs find it.
     """
 
     kind: str
     environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return {
+            "environment": f"using the broker and Redis of {given.BROKER} and {given.REDIS} (INFERQ_STACK=environment)",
+            "docker": "RabbitMQ and Redis in Docker containers of their own",
+            "binaries": "RabbitMQ and Redis as a private pair of processes, from the installed packages",
+        }[self.kind]
 
 
 def up(name: str, *, owned: bool) -> Stack:
@@ -52,8 +59,9 @@ def up(name: str, *, owned: bool) -> Stack:
     Raises:
         StackError: with what was missing or went wrong; nothing of the attempt is left.
     """
-    if given := _given(os.environ):
-        return given
+    kind = wanted_kind(os.environ)
+    if kind == "environment":
+        return Stack(kind, given.addresses(os.environ))
     folder = RUN_FOLDER / name
     with _locked():
         _clear_stale()
@@ -64,7 +72,7 @@ def up(name: str, *, owned: bool) -> Stack:
         # Until the stack is up it belongs to this process in any case: nobody else may take the folder for a stale one.
         _this_process().write(folder / _OWNER)
     try:
-        stack = _start(folder)
+        stack = _start(folder, kind)
     except BaseException:
         _remove(folder)
         raise
@@ -73,15 +81,47 @@ def up(name: str, *, owned: bool) -> Stack:
     return stack
 
 
-def prepare() -> None:
+def prepare() -> Stack | None:
     """Make sure that `up` will find what it needs, installing it where that is allowed; starts nothing.
+
+    Returns:
+        The stack that the environment names, if it is the one to use.
 
     Raises:
         StackError: something is missing; the message says what to do.
     """
-    forced = os.environ.get("INFERQ_STACK", "")
-    if _given(os.environ) is None and (forced == "binaries" or not (docker.answers() and docker.fetch())):
+    kind = wanted_kind(os.environ)
+    if kind == "environment":
+        return Stack(kind, given.addresses(os.environ))
+    if kind == "binaries" or not (docker.answers() and docker.fetch()):
         install.ensure()
+    return None
+
+
+def wanted_kind(environment: Mapping[str, str]) -> str:
+    """Read which kind of stack is asked for, "" for whatever is there.
+
+    Raises:
+        StackError: there is no such kind.
+    """
+    kind = environment.get("INFERQ_STACK", "")
+    if kind not in {"", "docker", "binaries", "environment"}:
+        raise StackError(
+            f"INFERQ_STACK={kind!r} is not a kind of stack; use docker, binaries or environment, or leave it unset"
+        )
+    return kind
+
+
+def command_environment(name: str, stack: Stack, environment: Mapping[str, str]) -> dict[str, str]:
+    """Build the environment of a command that runs on a stack.
+
+    On one of ours nothing leads the command elsewhere, and whatever it leaves behind ends with the stack.
+    """
+    if stack.kind == "environment":
+        return {**environment, **stack.environment}
+    aside = given.set_aside(environment)
+    kept = {key: value for key, value in environment.items() if key not in aside}
+    return {**kept, **stack.environment, FOLDER_VARIABLE: str(RUN_FOLDER / name)}
 
 
 def down(name: str) -> bool:
@@ -104,15 +144,6 @@ def find(name: str) -> Stack | None:
         return None
 
 
-def _given(environment: Mapping[str, str]) -> Stack | None:
-    names = ("INFERQ_BROKER__URL", "INFERQ_REDIS__URL")
-    present = [name for name in names if environment.get(name)]
-    if len(present) == 1:
-        raise StackError(f"{present[0]} is set without its companion; set both of {' and '.join(names)}, or neither")
-    wanted = (*names, "INFERQ_BROKER__MANAGEMENT_URL", "INFERQ_STACK_PROMETHEUS_URL")
-    return Stack("given", {name: environment[name] for name in wanted if environment.get(name)}) if present else None
-
-
 def _running(folder: Path) -> Stack | None:
     """Return the stack of this folder if it is up.
 
@@ -123,7 +154,7 @@ def _running(folder: Path) -> Stack | None:
     stack = find(folder.name)
     if stack is None and owner is not None:
         raise StackError(f"process {owner.pid} is bringing {folder.name} up; wait for it, or choose another --name")
-    whole = stack is not None and (stack.kind == "docker" or len(processes.of_folder(folder)) >= _SERVERS)
+    whole = stack is not None and (stack.kind == "docker" or processes.servers_of_folder(folder) >= _SERVERS)
     return stack if whole else None
 
 
@@ -134,8 +165,8 @@ def _this_process() -> Identity:
     return identity
 
 
-def _start(folder: Path) -> Stack:
-    stack = _choose(os.environ.get("INFERQ_STACK", ""))(folder)
+def _start(folder: Path, kind: str) -> Stack:
+    stack = _choose(kind)(folder)
     Management(stack.environment["INFERQ_BROKER__MANAGEMENT_URL"]).load(read_definitions(DEFINITIONS))
     (folder / "stack.json").write_text(
         json.dumps({"kind": stack.kind, "environment": dict(stack.environment)}, indent=2)
@@ -144,8 +175,6 @@ def _start(folder: Path) -> Stack:
 
 
 def _choose(forced: str) -> Callable[[Path], Stack]:
-    if forced not in {"", "docker", "binaries"}:
-        raise StackError(f"INFERQ_STACK={forced!r} is not a kind of stack; use docker or binaries, or leave it unset")
     if forced == "docker" and not docker.answers():
         raise StackError("INFERQ_STACK=docker, but no Docker engine with the compose plugin answers")
     if forced == "docker":

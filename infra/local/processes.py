@@ -1,8 +1,8 @@
 """Starts servers apart from the terminal, finds them again, and ends exactly those.
 
 A process belongs to a run folder if its process id *and* start time stand in the folder's records, or if it carries the
-folder's name in its environment (the servers' own helpers, which nobody recorded). Signals go through a pidfd that was
-opened before that check, so a recycled process id is never hit. Linux only.
+folder's name in its environment (the servers' own helpers, and what a command left behind: nobody recorded those).
+Signals go through a pidfd that was opened before that check, so a recycled process id is never hit. Linux only.
 """
 
 import contextlib
@@ -92,6 +92,11 @@ def start(
 def of_folder(folder: Path) -> tuple[int, ...]:
     """Find the live processes that were started for a run folder, their helpers included."""
     return tuple(sorted({*_recorded(folder), *_marked(folder)}))
+
+
+def servers_of_folder(folder: Path) -> int:
+    """Count the live servers of a run folder, without their helpers and without what runs on the stack."""
+    return sum(1 for _ in _recorded(folder))
 
 
 def end(folder: Path, *, grace_s: float, kill_wait_s: float = 10.0) -> None:
@@ -186,7 +191,9 @@ def _marked(folder: Path) -> Iterator[int]:
     for path in Path("/proc").glob("[0-9]*/environ"):
         # Another user's process, or one that has just ended: not ours in either case.
         with contextlib.suppress(OSError):
-            if mark in path.read_bytes().split(b"\0") and Identity.of(pid := int(path.parent.name)):
+            pid = int(path.parent.name)
+            # Not the one that asks: a `down` typed in the shell of a `run` does not end itself half-way.
+            if pid != os.getpid() and mark in path.read_bytes().split(b"\0") and Identity.of(pid):
                 yield pid
 
 

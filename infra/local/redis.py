@@ -46,8 +46,8 @@ set-proc-title no
 
 
 def answers(port: int, host: str = LOOPBACK) -> bool:
-    """Tell whether a Redis on this port answers PING."""
+    """Tell whether a Redis on this port answers PING, be it by asking for a password."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0) as connection:
         connection.sendall(b"PING\r\n")
-        return connection.recv(5) == b"+PONG"
+        return connection.recv(7).startswith((b"+PONG", b"-NOAUTH"))
     return False

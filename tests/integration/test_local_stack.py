@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from infra.local import install, processes
 from infra.local.management import Management
+from infra.local.processes import Identity
 from tests.stack import PROJECT_FOLDER
 
 pytestmark = [
@@ -139,12 +140,12 @@ def test_a_killed_run_is_cleared_away_by_the_next_one_which_spares_the_living(en
 
 def test_a_stack_is_brought_up_once_and_taken_down_once(environment: Mapping[str, str]) -> None:
     def stack(command: str) -> subprocess.CompletedProcess[str]:
-        words = [*COMMAND, command, "--name", "test-twice"]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        return call(command, "test-twice", environment)
 
     try:
         first, second = stack("up"), stack("up")
         assert first.returncode == 0, first.stderr
+        assert "private pair of processes" in first.stderr
         assert first.stdout == second.stdout == stack("env").stdout
         assert stack("status").returncode == 0
     finally:
@@ -168,16 +169,44 @@ def test_a_signal_reaches_the_command_and_the_stack_still_goes_down(environment:
     assert processes.of_folder(RUN_FOLDER / "test-signal") == ()
 
 
-def test_addresses_of_the_environment_are_used_and_nothing_is_started(environment: Mapping[str, str]) -> None:
-    addresses = {"INFERQ_BROKER__URL": "amqp://elsewhere/", "INFERQ_REDIS__URL": "redis://elsewhere/"}
+def call(command: str, name: str, environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    whole = [*COMMAND, command, "--name", name, *words]
+    return subprocess.run(whole, env=environment, capture_output=True, text=True, check=False)
 
-    done = subprocess.run(
-        [*COMMAND, "up", "--name", "test-given"],
-        env={**environment, **addresses},
-        capture_output=True,
-        text=True,
-        check=True,
+
+def test_addresses_of_the_environment_are_used_only_if_that_is_said_and_only_if_they_answer(
+    environment: Mapping[str, str],
+) -> None:
+    with held("test-old", environment) as (_, old):
+        said = call("up", "test-given", {**environment, **old, "INFERQ_STACK": "environment"})
+        own = call("run", "test-own", {**environment, **old}, "--", "printenv", "INFERQ_BROKER__URL")
+        listened = listens(old["INFERQ_BROKER__URL"])
+    dead = call("up", "test-given", {**environment, **old, "INFERQ_STACK": "environment"})
+
+    assert listened
+    assert said.returncode == 0, said.stderr
+    assert old["INFERQ_BROKER__URL"] in said.stdout
+    assert "using the broker and Redis of INFERQ_BROKER__URL and INFERQ_REDIS__URL" in said.stderr
+    assert own.returncode == 0, own.stderr
+    assert own.stdout.strip() != old["INFERQ_BROKER__URL"]
+    assert "INFERQ_BROKER__URL, INFERQ_REDIS__URL" in own.stderr, "what is set aside is said"
+    assert dead.returncode == 2
+    assert dead.stdout == ""
+    assert "INFERQ_BROKER__URL names" in dead.stderr
+    assert "unset INFERQ_STACK" in dead.stderr
+    assert not (RUN_FOLDER / "test-given").exists()
+
+
+def test_what_a_killed_command_leaves_behind_ends_with_the_stack(environment: Mapping[str, str]) -> None:
+    leave = (
+        "import os, signal, subprocess\n"
+        "left = subprocess.Popen(['sleep', '100'], start_new_session=True, stdout=subprocess.DEVNULL)\n"
+        "print(left.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
 
-    assert "amqp://elsewhere/" in done.stdout
-    assert not (RUN_FOLDER / "test-given").exists()
+    done = call("run", "test-left", environment, "--", sys.executable, "-c", leave)
+
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert Identity.of(int(done.stdout)) is None
+    assert processes.of_folder(RUN_FOLDER / "test-left") == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from infra.docker import make_example
-from infra.local import docker, install, lifecycle, processes, rabbitmq, redis
+from infra.local import docker, given, install, lifecycle, processes, rabbitmq, redis
 from infra.local.errors import StackError
 from infra.local.management import differences
 from infra.local.processes import Identity
@@ -114,18 +114,46 @@ def test_what_to_type_is_said_where_nothing_may_be_installed(monkeypatch: pytest
         install.ensure()
 
 
-def test_one_address_without_the_other_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFERQ_BROKER__URL", "amqp://elsewhere/")
-    monkeypatch.delenv("INFERQ_REDIS__URL", raising=False)
+def test_an_address_that_is_chosen_but_not_given_is_named() -> None:
+    with pytest.raises(StackError, match=r"INFERQ_REDIS__URL is not set.*unset INFERQ_STACK INFERQ_BROKER__URL"):
+        given.addresses({"INFERQ_STACK": "environment", "INFERQ_BROKER__URL": "amqp://elsewhere/"})
 
-    with pytest.raises(StackError, match="INFERQ_BROKER__URL is set without its companion"):
-        lifecycle.up("test-unit", owned=True)
+
+def test_an_address_where_nothing_answers_is_refused_without_its_password() -> None:
+    (port,) = processes.free_ports(1)
+    environment = {"INFERQ_BROKER__URL": f"amqp://me:secret@127.0.0.1:{port}/", "INFERQ_REDIS__URL": "redis://b/"}
+
+    with pytest.raises(StackError, match=rf"no RabbitMQ answers at amqp://127.0.0.1:{port}/.*unset") as refusal:
+        given.addresses(environment)
+
+    assert "secret" not in str(refusal.value)
+
+
+def test_nothing_leads_a_command_away_from_a_stack_of_ours_and_it_can_be_found_again() -> None:
+    exported = {
+        "PATH": "/bin",
+        "INFERQ_BROKER__URL": "amqps://production/",
+        "INFERQ_BROKER__CA_FILE": "/ca.pem",
+        "INFERQ_BROKER__MANAGEMENT_URL": "http://production/",
+        "INFERQ_REDIS__PREFIX": "production",
+        "INFERQ_SECRETS_DIR": "/run/secrets",
+        "INFERQ_CONFIG": "production.toml",
+        "INFERQ_LOG__LEVEL": "debug",
+    }
+    ours = lifecycle.Stack("binaries", {"INFERQ_BROKER__URL": "amqp://ours/"})
+
+    assert lifecycle.command_environment("x", ours, exported) == {
+        "PATH": "/bin",
+        "INFERQ_LOG__LEVEL": "debug",
+        "INFERQ_BROKER__URL": "amqp://ours/",
+        "INFERQ_STACK_FOLDER": str(lifecycle.RUN_FOLDER / "x"),
+    }
+    chosen = lifecycle.Stack("environment", {"INFERQ_BROKER__URL": "amqps://production/"})
+    assert lifecycle.command_environment("x", chosen, exported) == exported
 
 
 def test_an_unknown_kind_of_stack_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lifecycle, "RUN_FOLDER", tmp_path)
-    for name in ("INFERQ_BROKER__URL", "INFERQ_REDIS__URL"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("INFERQ_STACK", "podman")
 
     with pytest.raises(StackError, match="'podman' is not a kind of stack"):
@@ -138,8 +166,7 @@ def test_a_stack_that_another_process_is_bringing_up_is_not_taken_from_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(lifecycle, "RUN_FOLDER", tmp_path)
-    for name in ("INFERQ_BROKER__URL", "INFERQ_REDIS__URL"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("INFERQ_STACK", raising=False)
     (tmp_path / "busy").mkdir()
     owner = Identity.of(os.getppid())
     assert owner is not None
