@@ -6,6 +6,7 @@ An .npz is a zip of .npy files; each is a short header and then the rows. Never 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import tempfile
 import zipfile
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
-__all__ = ["INDEX_NAME", "NpzWriter", "npz_records", "npz_rows"]
+__all__ = ["FAILED_NAMES", "INDEX_NAME", "NpzWriter", "npz_records", "npz_rows"]
 
 INDEX_NAME: Final = "job_index"
 """Array of a written archive that says which job each row belongs to."""
+FAILED_NAMES: Final = ("failed_index", "failed_id", "failed_code", "failed_message")
+"""Arrays of a written archive that say which jobs failed and why; only there if one did."""
+_MESSAGE_CHARACTERS: Final = 300
+"""An array of texts takes the room of its longest for each."""
 _CHUNK_BYTES: Final = 2**20
 
 
@@ -66,11 +71,13 @@ def npz_records(path: Path, rows_per_job: int, reading: Reading) -> Iterator[Rec
         total = arrays[0].shape[0]
         for start in range(0, total, rows_per_job):
             rows = min(rows_per_job, total - start)
+            place = f"row {start}" if rows == 1 else f"rows {start} to {start + rows - 1}"
             try:
                 inputs = {array.name: to_dtype(array.take(rows), reading.dtypes.get(array.name)) for array in arrays}
             except InputError as error:
-                raise InputError(f"{path}, rows {start} to {start + rows - 1}: {error}") from error
-            yield Record(inputs)
+                raise InputError(f"{path}, {place}: {error}") from error
+            reading.seen.names.update(inputs)
+            yield Record(inputs, place=place)
 
 
 @contextlib.contextmanager
@@ -106,17 +113,25 @@ def _rows(member: str, file: IO[bytes]) -> _Rows:
 
 
 class NpzWriter:
-    """Writes answers into one archive, rows in the order of the jobs however they come.
+    """Writes answers into one archive, rows in the order of the jobs however they come; failures in arrays beside.
 
     Rows wait in files beside the archive until `close`, which sorts them; only row numbers stand in memory.
 
     Args:
         path: archive to write; appears when complete.
+
+    Raises:
+        InputError: nothing can be written there.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._folder = tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+        self._failures: list[int] = []
+        self._failures_file: IO[bytes] | None = None
         self._files: dict[str, IO[bytes]] = {}
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._indices: list[int] = []
@@ -130,11 +145,13 @@ class NpzWriter:
     ) -> None:
         try:
             # After an error, what came before it is worth having; an archive of nothing is not.
-            if error is None or self._indices:
+            if error is None or self._indices or self._failures:
                 self._write()
         finally:
             for file in self._files.values():
                 file.close()
+            if self._failures_file is not None:
+                self._failures_file.close()
             self._folder.cleanup()
 
     def add(self, index: int, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -157,12 +174,20 @@ class NpzWriter:
         self._indices.append(index)
         self._rows.append(next(iter(rows))[0])
 
+    def fail(self, index: int, job_id: str, code: str, message: str) -> None:
+        """Take a job that has no outputs; a long message is cut."""
+        if self._failures_file is None:
+            self._failures_file = (Path(self._folder.name) / "failures").open("wb+")
+        texts = [job_id, code, message[:_MESSAGE_CHARACTERS]]
+        self._failures_file.write(json.dumps(texts).encode() + b"\n")
+        self._failures.append(index)
+
     def _start(self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
         odd = [name for name, (dtype, _) in kinds.items() if dtype.hasobject]
-        if odd or INDEX_NAME in kinds or not kinds:
-            raise InputError(
-                f"outputs {_described(kinds)} cannot be an .npz (texts, or the name {INDEX_NAME!r}): write .jsonl",
-            )
+        taken = [name for name in (INDEX_NAME, *FAILED_NAMES) if name in kinds]
+        if odd or taken or not kinds:
+            why = "texts" if odd else f"the name {taken[0]!r}" if taken else "there are none"
+            raise InputError(f"outputs {_described(kinds)} cannot be an .npz ({why}): write .jsonl")
         self._kinds = kinds
         for number, name in enumerate(kinds):
             self._files[name] = (Path(self._folder.name) / str(number)).open("wb+")
@@ -182,7 +207,22 @@ class NpzWriter:
                 index = np.repeat(np.asarray(self._indices, np.int64)[order], rows[order])
                 _write_header(target, index.dtype, index.shape)
                 target.write(index.tobytes())
+            self._write_failures(archive)
         partial.replace(self._path)
+
+    def _write_failures(self, archive: zipfile.ZipFile) -> None:
+        if self._failures_file is None:
+            return
+        self._failures_file.seek(0)
+        texts = list(zip(*map(json.loads, self._failures_file), strict=True))
+        order = np.argsort(np.asarray(self._failures, np.int64), kind="stable")
+        columns = [np.asarray(self._failures, np.int64), *(np.asarray(column) for column in texts)]
+        for name, column in zip(FAILED_NAMES, columns, strict=True):
+            # Compressed, unlike the outputs: most failures say the same.
+            member = zipfile.ZipInfo(f"{name}.npy")
+            member.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(member, "w", force_zip64=True) as target:
+                npy.write_array(target, column[order], allow_pickle=False)
 
     def _copy(
         self,

@@ -1,31 +1,43 @@
 """Reads jobs from JSON lines for `inferq submit`, one at a time; arrays are `npz`'s matter.
 
-What is wrong with a file is said with its name, the line, and the mend.
+What is wrong with a line is said with the file's name, the line, and the mend, and costs only that line.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from pydantic import ValidationError
 
+from inferq.lines import MAX_LINE_BYTES
 from inferq_schemas import DTYPES, Tensor, as_contract_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from inferq_schemas import Scalar
 
     Value: TypeAlias = "np.ndarray[Any, Any] | Tensor"
 
-__all__ = ["InputError", "Reading", "Record", "json_lines", "parse_record", "to_dtype"]
+__all__ = [
+    "BadRecord",
+    "InputError",
+    "JsonLines",
+    "Reading",
+    "Record",
+    "Seen",
+    "look_ahead",
+    "parse_record",
+    "to_dtype",
+]
 
-MAX_LINE_BYTES: Final = 64 * 2**20
-"""A job's body is at most 8 MiB; written as JSON numbers that is several times as much."""
+_LOOK_AHEAD_LINES: Final = 256
+_LOOK_AHEAD_BYTES: Final = 2**20
 _LONG_FORM_KEYS: Final = frozenset({"inputs", "id", "params", "deadline_s"})
 _RAW_KEYS: Final = frozenset({"dtype", "shape", "data_base64"})
 
@@ -43,12 +55,40 @@ class Record:
         id: as the file says; None = to be made.
         params: as the file says; None = those of the command line.
         deadline_s: seconds; None = that of the command line.
+        place: where it stands in its file, for messages.
     """
 
     inputs: Mapping[str, Value]
     id: str | None = None
     params: Mapping[str, Scalar] | None = None
     deadline_s: float | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A line that is no job.
+
+    Attributes:
+        problem: what is wrong and the mend, without the place.
+        place: where it stands in its file.
+    """
+
+    problem: str
+    place: str
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of the inputs of a run so far; the one thing here that changes while records are read.
+
+    Attributes:
+        names: inputs that a record had.
+        fractions: inputs that had a number with a fraction (or an exponent) in JSON.
+    """
+
+    names: set[str] = field(default_factory=set)
+    fractions: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +98,58 @@ class Reading:
     Attributes:
         dtypes: input name to contract dtype, where the file cannot say it.
         add_batch_axis: every record is one row without batch axis.
+        seen: shared by all files of a run, whose inputs are of one model and so of one dtype.
     """
 
     dtypes: Mapping[str, str]
     add_batch_axis: bool = False
+    seen: Seen = field(default_factory=Seen)
 
 
-def json_lines(file: IO[bytes], name: str, reading: Reading, *, on_read: Callable[[int], None]) -> Iterator[Record]:
-    """Yield the jobs of a file of JSON lines; empty lines are skipped.
+class JsonLines:
+    """Makes jobs of the lines of one file, in order.
 
     Args:
-        file: open for reading bytes.
-        name: for messages.
         reading: how values become arrays.
-        on_read: called with the bytes of each line, for a progress bar.
-
-    Raises:
-        InputError: a line is no job.
     """
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        on_read(len(line))
-        if len(line) > MAX_LINE_BYTES:
-            raise InputError(f"{name}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; write one job a line")
-        if line.strip():
-            try:
-                yield parse_record(line, reading)
-            except InputError as error:
-                raise InputError(f"{name}, line {number}: {error}") from error
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._number = 0
+
+    def record(self, line: bytes) -> Record | BadRecord | None:
+        """The job of the next line; None for an empty one."""
+        self._number += 1
+        place = f"line {self._number}"
+        if len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
+            return BadRecord(f"longer than {MAX_LINE_BYTES >> 20} MiB; write one job a line", place)
+        if not line.strip():
+            return None
+        try:
+            return parse_record(line, self._reading, place)
+        except InputError as error:
+            return BadRecord(str(error), place)
 
 
-def parse_record(line: bytes, reading: Reading) -> Record:
+def look_ahead(lines: Iterable[bytes], reading: Reading) -> None:
+    """Note which inputs have fractions among the first lines of a file, before any of them is sent.
+
+    Many writers of JSON write 1.0 as 1, and the model that takes floats refuses integers.
+    """
+    left_bytes = _LOOK_AHEAD_BYTES
+    for _, line in zip(range(_LOOK_AHEAD_LINES), lines, strict=False):
+        with contextlib.suppress(InputError):
+            parse_record(line, reading)
+        left_bytes -= len(line)
+        if left_bytes < 0:
+            return
+
+
+def parse_record(line: bytes, reading: Reading, place: str = "") -> Record:
     """Read one line: `{"inputs": {...}, "id", "params", "deadline_s"}`, or just the map of inputs.
+
+    JSON has one kind of number, so an input's integers become float32 once that input had a fraction anywhere in the
+    run; `reading.dtypes` goes before.
 
     Raises:
         InputError: what is wrong and the mend, without the place.
@@ -102,7 +161,7 @@ def parse_record(line: bytes, reading: Reading) -> Record:
     if not isinstance(value, dict):
         raise InputError(f'must be an object like {{"x": [[1.0, 2.0]]}}, is {_kind(value)}')
     if not isinstance(value.get("inputs"), dict):
-        return Record(_inputs(value, reading))
+        return Record(_inputs(value, reading), place=place)
     unknown = sorted(value.keys() - _LONG_FORM_KEYS)
     if unknown:
         raise InputError(f'unknown key {unknown[0]!r} beside "inputs"; known are {", ".join(sorted(_LONG_FORM_KEYS))}')
@@ -111,6 +170,7 @@ def parse_record(line: bytes, reading: Reading) -> Record:
         id=_typed(value, "id", str, "a text"),
         params=_typed(value, "params", dict, "an object"),
         deadline_s=_typed(value, "deadline_s", (int, float), "a number of seconds"),
+        place=place,
     )
 
 
@@ -124,6 +184,7 @@ def _typed(value: dict[str, Any], key: str, kind: type | tuple[type, ...], wante
 def _inputs(values: dict[str, Any], reading: Reading) -> dict[str, Value]:
     if not values:
         raise InputError('no inputs; write them as {"name": [[...]]}')
+    reading.seen.names.update(values)
     return {name: _input(name, value, reading) for name, value in values.items()}
 
 
@@ -133,6 +194,10 @@ def _input(name: str, value: Any, reading: Reading) -> Value:
     array = _array(name, value)
     if reading.add_batch_axis:
         array = array[np.newaxis]
+    if array.dtype.kind == "f" and array.size:
+        reading.seen.fractions.add(name)
+    if name not in reading.dtypes and name in reading.seen.fractions and array.dtype.kind in "iu":
+        return array.astype(np.float32)
     return to_dtype(array, reading.dtypes.get(name), default_float=np.dtype(np.float32))
 
 

@@ -1,194 +1,35 @@
-"""One run of `inferq submit`: files in, answers out, a checkpoint between them. Types and prints nothing."""
+"""One run of `inferq submit`: records in, answers out, a checkpoint between them. Opens nothing itself."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import sys
+import re
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from inferq.answer_json import answer_line
-from inferq.errors import JobFailed
+from inferq.answers import failed_answer
+from inferq.errors import InvalidJob, JobFailed, JobTooLarge
 from inferq.jobs import Item
-from inferq.npz import NpzWriter, npz_records, npz_rows
-from inferq.records import InputError, Reading, Record, json_lines
+from inferq.outputs import failure_message
+from inferq.records import BadRecord, Record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
     from inferq.answers import Answer
     from inferq.checkpoint import Checkpoint
+    from inferq.errors import InferqError
     from inferq.jobs import Deadline
+    from inferq.outputs import Output
     from inferq.progress import Progress
+    from inferq.sources import Numbered, Sources
 
-__all__ = ["STDIN", "Sources", "Submission", "Tally", "open_output"]
+__all__ = ["Submission", "Tally", "failure_line"]
 
-STDIN: Final = Path("-")
-
-
-@dataclass(frozen=True, slots=True)
-class Numbered:
-    """A record, its number in the whole run from 0, and the file it came from with its number there."""
-
-    number: int
-    file: Path
-    number_in_file: int
-    record: Record
-
-
-class Sources:
-    """The files of a run, read one after the other.
-
-    Args:
-        files: .npz archives, or JSON lines; `STDIN` is JSON lines.
-        reading: how values become arrays.
-        rows_per_job: rows of one job out of an .npz, >= 1.
-
-    Raises:
-        InputError: a file is not there or no archive.
-    """
-
-    def __init__(self, files: Sequence[Path], reading: Reading, rows_per_job: int) -> None:
-        self._files = files
-        self._reading = reading
-        self._rows_per_job = rows_per_job
-        self._sizes = {file: _size(file) for file in files}
-        self._read_bytes = 0.0
-
-    def share(self) -> float | None:
-        """How much has been read, 0..1; None where standard input is among the files."""
-        if STDIN in self._sizes:
-            return None
-        return self._read_bytes / max(1, sum(self._sizes[file] for file in self._files))
-
-    def identity(self) -> list[list[Any]]:
-        """Names and sizes, by which a checkpoint knows its files again."""
-        return [[str(file), self._sizes[file]] for file in self._files]
-
-    def records(self) -> Iterator[Numbered]:
-        """All records of all files, in order.
-
-        Raises:
-            InputError: at the record that cannot be read.
-        """
-        number = 0
-        for file in self._files:
-            for number_in_file, record in enumerate(self._of(file)):
-                yield Numbered(number, file, number_in_file, record)
-                number += 1
-
-    def _of(self, file: Path) -> Iterator[Record]:
-        if file.suffix == ".npz":
-            yield from self._archive(file)
-        elif file == STDIN:
-            yield from json_lines(sys.stdin.buffer, "standard input", self._reading, on_read=self._count)
-        else:
-            with file.open("rb") as lines:
-                yield from json_lines(lines, str(file), self._reading, on_read=self._count)
-
-    def _archive(self, file: Path) -> Iterator[Record]:
-        jobs = -(-npz_rows(file) // self._rows_per_job)
-        for record in npz_records(file, self._rows_per_job, self._reading):
-            self._count(self._sizes[file] / jobs)
-            yield record
-
-    def _count(self, size: float) -> None:
-        self._read_bytes += size
-
-
-def _size(file: Path) -> int:
-    if file == STDIN:
-        return 0
-    try:
-        return file.stat().st_size
-    except OSError as error:
-        raise InputError(
-            f"{file}: {error.strerror}; name a file of JSON lines or an .npz, or - for standard input"
-        ) from error
-
-
-class Output(Protocol):
-    """Where answers go."""
-
-    def add(self, number: int, answer: Answer) -> None:
-        """Take the answer to that record."""
-
-    def flush(self) -> int:
-        """Bring what was taken on its way to the disk; returns the output's length in bytes, or 0 if it has none."""
-
-
-class _Lines:
-    """JSON lines, good and failed answers alike."""
-
-    def __init__(self, file: IO[bytes], written_bytes: int = 0) -> None:
-        self._file = file
-        self._bytes = written_bytes
-
-    def add(self, number: int, answer: Answer) -> None:
-        line = answer_line(answer, index=number)
-        self._file.write(line)
-        self._bytes += len(line)
-
-    def flush(self) -> int:
-        self._file.flush()
-        return self._bytes
-
-
-class _Archive:
-    """An .npz of the good answers; failures are told on standard error only."""
-
-    def __init__(self, writer: NpzWriter) -> None:
-        self._writer = writer
-
-    def add(self, number: int, answer: Answer) -> None:
-        if answer.ok:
-            self._writer.add(number, answer.outputs)
-
-    def flush(self) -> int:
-        return 0
-
-
-@contextlib.contextmanager
-def open_output(path: Path | None, checkpoint: Checkpoint | None) -> Iterator[Output]:
-    """Open the output for the length of a `with`.
-
-    Args:
-        path: .npz, or any other name for JSON lines; None = standard output.
-        checkpoint: what is beyond its last entry is cut off, because those records come again.
-
-    Raises:
-        InputError: the output cannot be written, or is shorter than the checkpoint says.
-    """
-    if path is None:
-        yield _Lines(sys.stdout.buffer)
-    elif path.suffix == ".npz":
-        with NpzWriter(path) as writer:
-            yield _Archive(writer)
-    else:
-        with _open_lines(path, checkpoint) as file:
-            yield _Lines(file, 0 if checkpoint is None else checkpoint.output_bytes)
-
-
-def _open_lines(path: Path, checkpoint: Checkpoint | None) -> IO[bytes]:
-    try:
-        # Not "w": a run that goes on keeps what it had.
-        file = path.open("ab" if checkpoint is not None else "wb")
-        length = path.stat().st_size
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
-    if checkpoint is None:
-        return file
-    if length < checkpoint.output_bytes:
-        file.close()
-        raise InputError(
-            f"{path} has {length} bytes, its checkpoint says {checkpoint.output_bytes}; "
-            "bring the file back, or delete the checkpoint to start anew",
-        )
-    file.truncate(checkpoint.output_bytes)
-    return file
+_SHOWN_FAILURES: Final = 3
+_DTYPE_REFUSED: Final = re.compile(r"inputs\.(?P<name>.+)\.dtype is \w+, the model takes (?P<dtype>\w+)")
 
 
 @dataclass(slots=True)
@@ -200,6 +41,7 @@ class Tally:
     fallback: int = 0
     unanswered: int = 0
     skipped: int = 0
+    sent: int = 0
     codes: collections.Counter[str] = field(default_factory=collections.Counter)
 
     @property
@@ -214,7 +56,26 @@ class Tally:
         self.fallback += answer.result.fallback
         if answer.error is not None:
             self.codes[answer.error.code] += 1
-            self.unanswered += not isinstance(answer.error, JobFailed)
+            self.unanswered += not _is_final(answer)
+
+
+def _is_final(answer: Answer) -> bool:
+    """Whether another run would get the same. A job that is too large may pass once Redis takes its inputs."""
+    answered = answer.error is None or isinstance(answer.error, JobFailed)
+    return answered or (isinstance(answer.error, InvalidJob) and not isinstance(answer.error, JobTooLarge))
+
+
+def failure_line(where: str, error: InferqError) -> str:
+    """One line about a failed job for a person, with the mend that only this side knows.
+
+    Args:
+        where: the record's place.
+        error: what became of it.
+    """
+    message = " ".join(failure_message(error).split())
+    refused = _DTYPE_REFUSED.search(message)
+    mend = f"; say it with --dtype {refused['name']}={refused['dtype']}" if refused else ""
+    return f"{where}: {error.code}: {message}{mend}"
 
 
 class Submission:
@@ -223,7 +84,7 @@ class Submission:
     Args:
         sources: the files.
         output: where answers go.
-        progress: counts and draws.
+        progress: counts, draws, and shows the first failures of different kinds.
         checkpoint: None = ids are random and nothing is remembered.
     """
 
@@ -232,8 +93,9 @@ class Submission:
         self._output = output
         self._progress = progress
         self._checkpoint = checkpoint
-        # Item number to record number, of what is under way.
-        self._numbers: dict[int, int] = {}
+        # Item number to record number and place, of what is under way.
+        self._under_way: dict[int, tuple[int, str]] = {}
+        self._shown: set[tuple[str, str]] = set()
         self.tally = Tally()
 
     def __enter__(self) -> Self:
@@ -244,38 +106,70 @@ class Submission:
     ) -> None:
         self._commit()
 
-    def items(self) -> Iterator[Item]:
-        """The jobs to send: all records but those that the checkpoint has."""
-        sent = 0
-        for numbered in self._sources.records():
-            if self._checkpoint is not None and numbered.number in self._checkpoint.answered:
-                self.tally.skipped += 1
-                continue
-            self._numbers[sent] = numbered.number
-            sent += 1
-            yield self._item(numbered)
+    @property
+    def jobs_under_way(self) -> int:
+        """Jobs that were given to the client and have no answer yet."""
+        return len(self._under_way)
 
-    def _item(self, numbered: Numbered) -> Item:
+    def items(self) -> Iterator[Item] | AsyncIterator[Item]:
+        """The jobs to send: all records but those that the checkpoint has; a bad one is counted and left out."""
+        return self._arriving() if self._sources.has_stdin else self._reading()
+
+    def _reading(self) -> Iterator[Item]:
+        for numbered in self._sources.records():
+            if (item := self._item(numbered)) is not None:
+                yield item
+
+    async def _arriving(self) -> AsyncIterator[Item]:
+        async with contextlib.aclosing(self._sources.arriving()) as records:
+            async for numbered in records:
+                if (item := self._item(numbered)) is not None:
+                    yield item
+
+    def _item(self, numbered: Numbered) -> Item | None:
+        self._progress.read += 1
+        if self._checkpoint is not None and numbered.number in self._checkpoint.answered:
+            self.tally.skipped += 1
+            self._progress.skipped += 1
+            return None
         record = numbered.record
-        job_id = record.id
+        job_id = record.id if isinstance(record, Record) else None
         if job_id is None and self._checkpoint is not None:
             job_id = self._checkpoint.job_id(str(numbered.file), numbered.number_in_file)
+        if isinstance(record, BadRecord):
+            self._finish(numbered.number, numbered.where, failed_answer(job_id or "", InvalidJob(record.problem)))
+            return None
+        self._under_way[self.tally.sent] = (numbered.number, numbered.where)
+        self.tally.sent += 1
         deadline_s: Deadline = "default" if record.deadline_s is None else record.deadline_s
         return Item(record.inputs, id=job_id, params=record.params, deadline_s=deadline_s)
 
     async def take(self, answers: AsyncIterator[Answer]) -> None:
         """Take all answers; what they raise is raised, after what came before was written."""
         async for answer in answers:
-            number = self._numbers.pop(answer.index or 0)
-            self.tally.add(answer)
-            self._progress.add(ok=answer.ok)
-            if self._checkpoint is None:
-                self._output.add(number, answer)
-            elif answer.ok or isinstance(answer.error, JobFailed):
-                self._output.add(number, answer)
-                if self._checkpoint.add(number):
-                    self._commit()
-            # Otherwise nobody answered: the next run over this checkpoint tries again.
+            number, where = self._under_way.pop(answer.index or 0)
+            self._finish(number, where, answer)
+
+    def _finish(self, number: int, where: str, answer: Answer) -> None:
+        self.tally.add(answer)
+        self._progress.add(ok=answer.ok)
+        if answer.error is not None:
+            self._show(where, answer.error)
+        if self._checkpoint is None:
+            self._output.add(number, answer)
+        elif _is_final(answer):
+            self._output.add(number, answer)
+            if self._checkpoint.add(number):
+                self._commit()
+        # Otherwise nobody answered: the next run over this checkpoint tries again.
+
+    def _show(self, where: str, error: InferqError) -> None:
+        # Numbers and ids differ from job to job; what is left is the kind of the failure.
+        kind = (error.code, re.sub(r"[0-9a-f]*\d[0-9a-f-]*", "#", failure_message(error)))
+        if kind in self._shown or len(self._shown) >= _SHOWN_FAILURES:
+            return
+        self._shown.add(kind)
+        self._progress.note(f"inferq: {failure_line(where, error)}")
 
     def _commit(self) -> None:
         length = self._output.flush()

@@ -1,10 +1,11 @@
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inferq.npz import INDEX_NAME, NpzWriter, npz_records, npz_rows
+from inferq.npz import FAILED_NAMES, INDEX_NAME, NpzWriter, npz_records, npz_rows
 from inferq.records import InputError, Reading
 from inferq_schemas import Tensor
 
@@ -90,3 +91,41 @@ def test_texts_are_for_json(tmp_path: Path) -> None:
         writer.add(0, {"y": np.array(["a"], dtype=object)})
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_failures_stand_beside_the_answers_with_index_id_code_and_message(tmp_path: Path) -> None:
+    path = tmp_path / "out.npz"
+    with NpzWriter(path) as writer:
+        writer.fail(4, "d", "invalid_input", "é" * 1000)
+        writer.add(0, {"y": np.ones((1, 2))})
+        writer.fail(2, "b", "overloaded", "full")
+
+    written = np.load(path, allow_pickle=False)
+    assert written["failed_index"].tolist() == [2, 4]
+    assert written["failed_id"].tolist() == ["b", "d"]
+    assert written["failed_code"].tolist() == ["overloaded", "invalid_input"]
+    assert written["failed_message"].tolist() == ["full", "é" * 300]
+    assert written[INDEX_NAME].tolist() == [0]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_archive_of_failures_alone_is_worth_having(tmp_path: Path) -> None:
+    path = tmp_path / "out.npz"
+    with contextlib.suppress(KeyboardInterrupt), NpzWriter(path) as writer:
+        writer.fail(0, "a", "internal", "why")
+        raise KeyboardInterrupt
+
+    assert np.load(path)["failed_message"].tolist() == ["why"]
+
+
+def test_a_run_without_failures_has_no_arrays_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "out.npz"
+    with NpzWriter(path) as writer:
+        writer.add(0, {"y": np.ones((1, 2))})
+
+    assert not set(FAILED_NAMES) & set(np.load(path))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written: No such file"):
+        NpzWriter(tmp_path / "nowhere" / "out.npz")

@@ -11,18 +11,43 @@ class Clock:
 
 
 def test_the_line_says_how_far_how_fast_and_how_long_still() -> None:
-    line = bar_line(0.25, ok=990, failed=10, elapsed_s=10)
+    line = bar_line(0.25, answered=1000, read=1024, failed=10, per_s=100)
 
-    assert line == " 25% [######..................]  1,000 jobs  100/s  10 failed  0:30 left"
+    assert line == " 25% [######..................]  1,000/1,024 jobs  100/s  10 failed  0:30 left"
 
 
-def test_without_a_known_size_there_is_no_bar() -> None:
-    assert bar_line(None, ok=5, failed=0, elapsed_s=61) == "5 jobs  0/s  1:01"
+def test_without_a_known_size_there_is_neither_bar_nor_percentage() -> None:
+    assert bar_line(None, answered=0, read=1, failed=0, per_s=0) == "0/1 job  0/s"
 
 
 def test_the_ends_are_drawn_without_nonsense() -> None:
-    assert bar_line(0, ok=0, failed=0, elapsed_s=0).startswith("  0% [........")
-    assert bar_line(1.2, ok=7, failed=0, elapsed_s=7) == f"100% [{'#' * 24}]  7 jobs  1/s  0:07"
+    assert bar_line(0, answered=0, read=0, failed=0, per_s=0).startswith("  0% [........")
+    assert bar_line(1.2, answered=7, read=7, failed=0, per_s=1) == f"100% [{'#' * 24}]  7/7 jobs  1/s"
+    assert bar_line(0.999, answered=999, read=1000, failed=0, per_s=1).startswith(" 99%")
+
+
+def test_the_percentage_is_of_what_is_answered_and_not_of_what_is_read() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, share=lambda: 0.5, clock=Clock(), read=100)
+    progress.add(ok=True)
+
+    assert "  0% [" in stream.getvalue()
+    assert "1/100 jobs" in stream.getvalue()
+
+
+def test_a_note_stands_above_the_bar() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, clock=Clock(), notes=stream)
+    progress.note("no worker")
+
+    assert stream.getvalue().startswith("\r\x1b[Kno worker\n\r0/0 jobs")
+
+
+def test_a_note_is_a_plain_line_where_nothing_is_drawn() -> None:
+    stream = io.StringIO()
+    Progress(None, notes=stream).note("no worker")
+
+    assert stream.getvalue() == "no worker\n"
 
 
 def test_durations_are_read_like_a_clock() -> None:

@@ -1,10 +1,10 @@
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inferq.records import InputError, Reading, Record, json_lines, parse_record, to_dtype
+from inferq.lines import MAX_LINE_BYTES
+from inferq.records import BadRecord, InputError, JsonLines, Reading, Record, look_ahead, parse_record, to_dtype
 from inferq_schemas import Tensor
 
 PLAIN = Reading({})
@@ -94,19 +94,51 @@ def test_texts_do_not_become_numbers() -> None:
         to_dtype(np.array(["1"]), "int64")
 
 
-def test_lines_are_counted_and_bad_ones_named() -> None:
-    read: list[int] = []
-    lines = json_lines(
-        io.BytesIO(b'{"x": [[1]]}\n\n{"x": [[2]]}\nnonsense\n'), "jobs.jsonl", PLAIN, on_read=read.append
-    )
+def test_lines_are_counted_and_a_bad_one_costs_only_itself() -> None:
+    lines = JsonLines(Reading({}))
 
-    assert [array(next(lines)).item(), array(next(lines)).item()] == [1, 2]
-    with pytest.raises(InputError, match=r"^jobs\.jsonl, line 4: not JSON"):
-        next(lines)
-    assert sum(read) == 36
+    found = [lines.record(line) for line in (b'{"x": [[1]]}\n', b"\n", b"nonsense\n", b'{"x": [[2]]}')]
+
+    assert found[1] is None
+    assert isinstance(found[2], BadRecord)
+    assert (found[2].place, found[2].problem[:8]) == ("line 3", "not JSON")
+    good = [record for record in found if isinstance(record, Record)]
+    assert [(record.place, array(record).item()) for record in good] == [("line 1", 1), ("line 4", 2)]
 
 
-def test_a_last_line_without_end_counts() -> None:
-    records = list(json_lines(io.BytesIO(b'{"x": [[1]]}'), "f", PLAIN, on_read=lambda _: None))
+def test_a_line_above_the_limit_is_a_bad_one() -> None:
+    found = JsonLines(Reading({})).record(b" " * (MAX_LINE_BYTES + 1))
 
-    assert len(records) == 1
+    assert isinstance(found, BadRecord)
+    assert "longer than 64 MiB" in found.problem
+
+
+def test_whole_numbers_stay_whole_until_their_input_had_a_fraction() -> None:
+    reading = Reading({})
+    lines = [b'{"x": [[1]], "n": [[1]]}', b'{"x": [[1.0]], "n": [[2]]}', b'{"x": [[2]], "n": [[3]]}']
+
+    records = [parse_record(line, reading) for line in lines]
+
+    assert [array(record).dtype.name for record in records] == ["int64", "float32", "float32"]
+    assert {array(record, "n").dtype.name for record in records} == {"int64"}
+
+
+def test_a_dtype_of_the_command_line_goes_before_what_was_seen() -> None:
+    reading = Reading({"x": "int32"})
+    parse_record(b'{"x": [[1.0]]}', reading)
+
+    assert array(parse_record(b'{"x": [[2]]}', reading)).dtype == np.int32
+
+
+def test_an_empty_row_says_nothing_about_the_dtype() -> None:
+    reading = Reading({})
+    parse_record(b'{"x": [[]]}', reading)
+
+    assert array(parse_record(b'{"x": [[2]]}', reading)).dtype == np.int64
+
+
+def test_the_first_lines_of_a_file_decide_before_any_is_sent() -> None:
+    reading = Reading({})
+    look_ahead([b'{"x": [[1]]}', b"nonsense", b'{"x": [[0.5]]}'], reading)
+
+    assert array(parse_record(b'{"x": [[1]]}', reading)).dtype == np.float32

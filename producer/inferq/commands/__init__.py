@@ -7,6 +7,9 @@ returns the exit status. `args.config` and `args.set` come from the options of `
 from __future__ import annotations
 
 import argparse
+import logging
+import os
+import sys
 import textwrap
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -44,6 +47,38 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+class _Lines(logging.Formatter):
+    """`inferq: message`, and never a traceback: a person at a shell can do nothing with it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        # A progress bar may stand in the line: it is drawn again below.
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        return f"{clear}inferq: {' '.join(record.getMessage().split())}"
+
+
+class _StandardError(logging.Handler):
+    """Writes to what `sys.stderr` is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def speak_in_lines() -> None:
+    """Let our own log speak in single lines on standard error, and libraries not at all.
+
+    They narrate every lost connection with tracebacks, and what they know is in our own line. Not for the worker,
+    which configures its log itself. `PYTHONASYNCIODEBUG=1` and `python -X dev` let them speak.
+    """
+    own = logging.getLogger("inferq")
+    if not own.handlers:
+        handler = _StandardError()
+        handler.setFormatter(_Lines())
+        own.addHandler(handler)
+    if not (sys.flags.dev_mode or os.environ.get("PYTHONASYNCIODEBUG")):
+        for name in ("aiormq", "aio_pika", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 CONFIGURATION_HINT = "Every command also takes --config FILE and --set section.key=value; see `inferq --help`."

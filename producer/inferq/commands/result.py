@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferq.answer_json import answer_line
-from inferq.commands import CommandError, add_command, settings_of
+from inferq.commands import CommandError, add_command, settings_of, speak_in_lines
 from inferq.errors import AnswerTimeout, JobFailed, StoreUnavailable
 from inferq.lookup import Lookup
 from inferq.npz import NpzWriter
@@ -64,6 +64,7 @@ def _seconds(text: str) -> float:
 
 def _run(args: argparse.Namespace) -> int:
     settings = settings_of(args, ClientSettings)
+    speak_in_lines()
     try:
         answer = asyncio.run(_wait(settings.redis, args.id, args.wait))
     except AnswerTimeout as error:

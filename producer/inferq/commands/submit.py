@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from inferq.checkpoint import Checkpoint
 from inferq.client import Client
-from inferq.commands import CommandError, add_command, settings_of
+from inferq.commands import CommandError, add_command, settings_of, speak_in_lines
+from inferq.commands.paths import check_input, check_output
+from inferq.commands.stopping import Stop
 from inferq.errors import InferqError
-from inferq.progress import Progress, duration
+from inferq.names import name_problem
+from inferq.outputs import open_output
+from inferq.progress import Progress, duration, jobs
 from inferq.records import InputError, Reading
 from inferq.settings import ClientSettings
-from inferq.submission import STDIN, Sources, Submission, Tally, open_output
-from inferq_schemas import DTYPES
+from inferq.sources import STDIN, Sources
+from inferq.stall import tell_when_stalled, why_nothing_comes
+from inferq.submission import Submission, Tally
+from inferq_schemas import DTYPES, lane_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +41,16 @@ A file is an .npz archive, whose rows (axis 0) are the jobs, or JSON lines, one 
   {"inputs": {"x": [[5.1, 3.5, 1.4, 0.2]]}, "id": "flower-1", "params": {"top_k": 3}, "deadline_s": 60}
   {"x": {"dtype": "uint8", "shape": [1, 4], "data_base64": "AQIDBA=="}}
 
-The first axis is the batch: a job is one row or several. JSON floats become float32, integers int64. Files are read as
-answers come, so their size does not matter. Answers are JSON lines in order of completion ("index" is the number of the
-record), or an .npz in the order of the jobs.
+The first axis is the batch: a job is one row or several. JSON has one kind of number. An input whose numbers are all
+whole becomes int64. Once one of them has a fraction (also as in 1.0), all numbers of that input are float32, whole ones
+too, for the rest of the run; the first lines of a file are looked at before anything is sent. --dtype NAME=DTYPE
+decides it for good. An .npz keeps its dtypes.
 
-Exit status: 0 all answered, 1 some failed, 2 nothing could be done."""
+Files are read as answers come, so their size does not matter. Answers are JSON lines in order of completion ("index" is
+the number of the record, from 0), or an .npz in the order of the jobs, with job_index, and failed_index, failed_id,
+failed_code and failed_message if jobs failed. A line that is no job fails alone (invalid_input), unless --strict.
+
+Exit status: 0 all answered, 1 some failed, 2 nothing could be done, 130 or 143 stopped by a signal."""
 _EXAMPLES = """\
 inferq submit --model iris flowers.jsonl > answers.jsonl
 inferq submit --model resnet50 images.npz --rows-per-job 8 --output logits.npz
@@ -56,7 +67,9 @@ def register(subparsers: Subparsers) -> None:
         description=_DESCRIPTION,
         examples=_EXAMPLES,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".npz or JSON lines; - is standard input")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help=".npz or JSON lines (.jsonl); - is standard input"
+    )
     parser.add_argument("--model", required=True, help="name of the model")
     _input_options(parser.add_argument_group("input"))
     _output_options(parser.add_argument_group("output"))
@@ -81,6 +94,7 @@ def _input_options(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="each JSON line is one row without batch axis: [1, 2] for [[1, 2]]",
     )
+    group.add_argument("--strict", action="store_true", help="stop at the first line that is no job")
 
 
 def _output_options(group: argparse._ArgumentGroup) -> None:
@@ -88,7 +102,7 @@ def _output_options(group: argparse._ArgumentGroup) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="where answers go: NAME.npz, or JSON lines (default: standard output)",
+        help="where answers go: NAME.npz, or NAME.jsonl (default: JSON lines to standard output)",
     )
     group.add_argument(
         "--checkpoint",
@@ -135,26 +149,38 @@ def _above_zero(text: str) -> float:
 
 def _run(args: argparse.Namespace) -> int:
     settings = settings_of(args, ClientSettings)
+    speak_in_lines()
     with _errors_for_people():
         _check(args)
-        sources = Sources(args.files, Reading(dict(args.dtype), args.add_batch_axis), args.rows_per_job)
+        sources = Sources(
+            args.files, Reading(dict(args.dtype), args.add_batch_axis), args.rows_per_job, strict=args.strict
+        )
         drawn = not args.quiet and sys.stderr.isatty()
-        progress = Progress(sys.stderr if drawn else None, share=sources.share)
-        tally = Tally()
+        progress = Progress(sys.stderr if drawn else None, share=sources.share, notes=sys.stderr)
         with contextlib.ExitStack() as files:
             checkpoint = None if args.checkpoint is None else _checkpoint(args, sources, files)
             output = files.enter_context(open_output(args.output, checkpoint))
             submission = files.enter_context(Submission(sources, output, progress, checkpoint))
-            tally = submission.tally
-            files.callback(lambda: _tell(tally, progress, args))
+            stop = Stop(files.close)
+            files.callback(lambda: _tell(submission.tally, progress, args, stop))
             files.callback(progress.close)
-            asyncio.run(_submit(args, settings, submission))
-    return 1 if tally.failed else 0
+            stop.run(_submit(args, settings, submission, progress))
+    for name, dtype in sources.unused_dtypes().items():
+        named = ", ".join(sources.input_names) or "none"
+        print(f"inferq: --dtype {name}={dtype}: no record has an input {name!r}; inputs: {named}", file=sys.stderr)
+    return (1 if submission.tally.failed else 0) if stop.status is None else stop.status
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.files.count(STDIN) > 1:
         raise CommandError("standard input (-) can be read once only")
+    for file in args.files:
+        if file != STDIN:
+            check_input(file)
+    if args.output is not None:
+        check_output(args.output, args.files)
+    if problem := name_problem(args.model, args.lane):
+        raise CommandError(problem)
     if args.checkpoint is None:
         return
     if STDIN in args.files:
@@ -174,7 +200,9 @@ def _checkpoint(args: argparse.Namespace, sources: Sources, files: contextlib.Ex
     return files.enter_context(Checkpoint(args.checkpoint, job))
 
 
-async def _submit(args: argparse.Namespace, settings: ClientSettings, submission: Submission) -> None:
+async def _submit(
+    args: argparse.Namespace, settings: ClientSettings, submission: Submission, progress: Progress
+) -> None:
     options: dict[str, Any] = {
         "lane": args.lane,
         "deadline_s": args.deadline if args.deadline is not None or args.lane != "interactive" else "default",
@@ -186,9 +214,24 @@ async def _submit(args: argparse.Namespace, settings: ClientSettings, submission
         "force": args.force,
     }
     async with Client(settings) as client:
-        answers = client.infer_many(args.model, submission.items(), **options)
-        async with contextlib.aclosing(answers):
-            await submission.take(answers)
+        watching = asyncio.create_task(
+            tell_when_stalled(
+                lambda: progress.answered,
+                lambda: submission.jobs_under_way,
+                lambda: why_nothing_comes(settings, lane_queue(args.model, args.lane)),
+                lambda text: progress.note(
+                    f"inferq: {progress.answered:,} of {jobs(progress.answered + submission.jobs_under_way)} answered; "
+                    f"waiting: {text}"
+                ),
+            )
+        )
+        try:
+            answers = client.infer_many(args.model, submission.items(), **options)
+            async with contextlib.aclosing(answers):
+                await submission.take(answers)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 @contextlib.contextmanager
@@ -197,16 +240,33 @@ def _errors_for_people() -> Iterator[None]:
         yield
     except (InputError, InferqError) as error:
         raise CommandError(str(error)) from error
+    except BrokenPipeError:
+        # Whoever read the answers has left; the frame of the command line knows what that means.
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise CommandError(f"{where}{error.strerror or error}") from error
 
 
-def _tell(tally: Tally, progress: Progress, args: argparse.Namespace) -> None:
+def _tell(tally: Tally, progress: Progress, args: argparse.Namespace, stop: Stop) -> None:
+    if stop.status is not None:
+        print(f"inferq: {_stopped(tally, args)}", file=sys.stderr)
+    elif not progress.read:
+        print("inferq: nothing to send: no file holds a job", file=sys.stderr)
     # Where nothing was answered an error message follows, and that is enough.
     if tally.ok or tally.failed or tally.skipped:
         print(_summary(tally, progress, args), file=sys.stderr)
 
 
+def _stopped(tally: Tally, args: argparse.Namespace) -> str:
+    answered = tally.ok + tally.failed
+    text = f"stopped: {answered:,} answered, of {jobs(tally.sent)} sent"
+    if args.checkpoint is not None:
+        return f"{text}; the same command again goes on from there"
+    return f"{text}; with --checkpoint FILE --output FILE.jsonl the same command again would go on from there"
+
+
 def _summary(tally: Tally, progress: Progress, args: argparse.Namespace) -> str:
-    total = tally.ok + tally.failed
     parts = [f"{tally.ok:,} ok"]
     if tally.failed:
         codes = ", ".join(f"{code} {count:,}" for code, count in tally.codes.most_common())
@@ -214,7 +274,8 @@ def _summary(tally: Tally, progress: Progress, args: argparse.Namespace) -> str:
     parts += [f"{count:,} {word}" for count, word in ((tally.late, "late"), (tally.fallback, "by fallback")) if count]
     if tally.skipped:
         parts.append(f"{tally.skipped:,} answered before")
-    text = f"{total:,} jobs in {duration(progress.elapsed_s)} ({progress.jobs_per_s:,.0f}/s): {', '.join(parts)}"
+    speed = f"{duration(progress.elapsed_s)} ({progress.jobs_per_s:,.0f}/s)"
+    text = f"{jobs(tally.ok + tally.failed)} in {speed}: {', '.join(parts)}"
     if tally.unanswered and args.checkpoint is not None:
         text += (
             f"\n{tally.unanswered:,} have no answer: the same command again, with its --checkpoint, tries them again"
