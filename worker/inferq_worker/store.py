@@ -20,7 +20,7 @@ from inferq_worker.errors import StoreUnavailable
 from inferq_worker.poison import RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 
     from redis.asyncio import Redis
     from redis.asyncio.client import Pipeline
@@ -79,14 +79,19 @@ class Store:
             forget: of these, the jobs whose stored outcome is deleted first (`force`).
 
         Returns:
-            For each id its outcome or None, in the order of `ids`.
+            For each id its outcome or None, in the order of `ids`. They are told even where Redis is full and refused
+            the record: a crash of the run then casts no suspicion on its jobs.
         """
         pipe = self._pipeline()
         if forget:
             pipe.delete(*(result_key(self._prefix, job_id) for job_id in forget))
         pipe.hset(self._running_key, record.key, record.encode())
         pipe.mget([result_key(self._prefix, job_id) for job_id in ids])
-        *_, raw = await self._execute(pipe, "lookup")
+        *forgotten, recorded, raw = await self._call("lookup", pipe.execute(raise_on_error=False))
+        self._raise_refusal([*forgotten, raw], "lookup")
+        if isinstance(recorded, Exception):
+            # A full Redis refuses to write, and still knows which jobs are answered or cancelled.
+            self._metrics.store_error("running")
         return [_outcome(value) for value in raw]
 
     async def look_up(self, ids: Sequence[str]) -> list[Outcome | None]:
@@ -229,11 +234,14 @@ class Store:
 
     async def _execute(self, pipe: Pipeline, operation: str, *, probe: bool = False) -> list[Any]:
         replies: list[Any] = await self._call(operation, pipe.execute(raise_on_error=False), probe=probe)
+        self._raise_refusal(replies, operation)
+        return replies
+
+    def _raise_refusal(self, replies: Iterable[object], operation: str) -> None:
         for reply in replies:
             if isinstance(reply, Exception):
                 self._metrics.store_error(operation)
                 raise StoreUnavailable(f"redis refused: {type(reply).__name__}: {reply}"[:300]) from reply
-        return replies
 
     async def _call(self, operation: str, command: Awaitable[Any], *, probe: bool = False) -> Any:
         """Run a command. While Redis is known to be away only probes are sent: nobody waits out time-outs in turn."""
