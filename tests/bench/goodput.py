@@ -101,16 +101,17 @@ def calibrate(folder: Path) -> Path:
 
 
 class Worker:
-    """A worker process that serves the calibrated model."""
+    """A worker process that serves one model with one policy."""
 
-    def __init__(self, model: Path, policy: str) -> None:
+    def __init__(self, model: Path, policy: str, *, max_rows: int = MAX_ROWS) -> None:
         self._model = model
         self._policy = policy
+        self._max_rows = max_rows
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
 
     async def __aenter__(self) -> Self:
-        settings = {"batching.policy": self._policy, "batching.max_rows": str(MAX_ROWS), "log.format": "json"}
+        settings = {"batching.policy": self._policy, "batching.max_rows": str(self._max_rows), "log.format": "json"}
         arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "inferq", "worker", "--model", str(self._model), "--admin-port", "0",
@@ -127,6 +128,12 @@ class Worker:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
             await self._drain
+
+    @property
+    def pid(self) -> int:
+        """Of the worker."""
+        assert self._process is not None
+        return self._process.pid
 
     async def _read_log(self) -> None:
         assert self._process is not None
