@@ -6,6 +6,7 @@ One bad job of a bundle is one `RejectedJob`; only a body that cannot be read as
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgpack
@@ -20,6 +21,7 @@ CONTENT_TYPE: Final = "application/msgpack"
 ACCEPT_BUNDLE_HEADER: Final = "inferq-accept"
 ATTEMPT_HEADER: Final = "inferq-attempt"
 
+_POLICY: Final = frozenset({"id", "deadline_unix_ms", "sent_unix_ms", "fallback", "late", "force"})
 _ID = re.compile(ID_PATTERN)
 
 
@@ -30,10 +32,13 @@ class RejectedJob:
     Args:
         id: the job's id; "" where it is missing or unfit.
         error: what to answer.
+        digest: fingerprint of the job's own content, 16 bytes, so that the same bad job gets the same stored answer by
+            itself, in a bundle, and when it is sent again; None without an id, under which nothing can be stored.
     """
 
     id: str
     error: ContractError
+    digest: bytes | None
 
 
 def decode_jobs(body: bytes, *, limits: Limits = DEFAULT_LIMITS, bundle: bool = True) -> tuple[Job | RejectedJob, ...]:
@@ -82,11 +87,25 @@ def _check_count(count: int, limits: Limits) -> None:
 def _job(fields: object, limits: Limits) -> Job | RejectedJob:
     try:
         job = Job.from_wire(fields)
-        if limits is not DEFAULT_LIMITS:
-            _check_tightened(job, limits)
     except ContractError as error:
-        return RejectedJob(_readable_id(fields), error)
+        identity = _readable_id(fields)
+        return RejectedJob(identity, error, _digest(fields) if identity else None)
+    if limits is not DEFAULT_LIMITS:
+        try:
+            _check_tightened(job, limits)
+        except ContractError as error:
+            return RejectedJob(job.id, error, job.digest())
     return job
+
+
+def _digest(fields: object) -> bytes:
+    """Of a map that is no job: everything but what may differ from one sending to the next, and what no answer needs.
+
+    The keys left out are those that `Job.digest` leaves out, so that a retry with a later deadline is the same job.
+    """
+    assert isinstance(fields, dict)  # noqa: S101 - only a map has a readable id
+    content = sorted((str(key), value) for key, value in fields.items() if key not in _POLICY)
+    return blake2b(msgpack.packb(content), digest_size=16, person=b"inferq.rejected").digest()
 
 
 def _readable_id(fields: object) -> str:

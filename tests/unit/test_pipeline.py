@@ -128,6 +128,24 @@ async def test_each_bad_job_of_a_bundle_gets_its_own_answer_and_the_others_go_on
         assert {decode_jobs(one.body)[0].id for one in worker.parked} == {"late", "hot"}
 
 
+async def test_a_bad_job_gets_the_same_answer_alone_in_a_bundle_and_when_sent_again_later(time: VirtualTime) -> None:
+    bad = encode_job(job_of("bad", deadline_unix_ms=7)).replace(b"shape\x92\x01", b"shape\x92\x02")
+    later = bad.replace(b"deadline_unix_ms\x07", b"deadline_unix_ms\x09")
+    other = bad.replace(b"float32", b"float16")
+    bundle = encode_bundle([job_of("good"), job_of("bad", deadline_unix_ms=7)])
+    bundle = bundle.replace(encode_job(job_of("bad", deadline_unix_ms=7)), bad)
+    assert len({bad, later, other}) == 3
+    async with fake_worker(time) as worker:
+        for body in (bad, bundle, later, other):
+            await worker.take(body, lane="bulk")
+        assert [(one.id, one.error and one.error.code) for one in worker.replies() if one.id != "good"] == [
+            ("bad", "invalid_input"),
+            ("bad", "invalid_input"),
+            ("bad", "invalid_input"),
+            ("bad", "conflict"),
+        ]
+
+
 async def test_a_bundle_is_acked_only_when_its_last_job_has_its_answer(time: VirtualTime) -> None:
     async with fake_worker(time, session=held_back(), max_rows=1) as worker:
         await worker.take([job_of("a"), job_of("b"), job_of("bad", version="9")], lane="bulk")

@@ -59,8 +59,8 @@ def deadline_s(job: Job, delivery: Delivery) -> float | None:
 def _checked(job: Job, model: str, lane: str) -> Job | RejectedJob:
     if job.model != model:
         message = f"job is for model {job.model!r}, but was published with routing key '{model}.{lane}'"
-        return RejectedJob(job.id, ContractError("malformed", message))
+        return RejectedJob(job.id, ContractError("malformed", message), job.digest())
     if lane == "interactive" and job.deadline_unix_ms is None:
         message = "lane interactive requires deadline_unix_ms; set one, or publish to lane bulk"
-        return RejectedJob(job.id, ContractError("invalid_input", message))
+        return RejectedJob(job.id, ContractError("invalid_input", message), job.digest())
     return job

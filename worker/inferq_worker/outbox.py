@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from inferq_schemas import Result
@@ -59,8 +58,3 @@ class Outbox:
     async def _flush(self) -> None:
         answers, self._waiting = self._waiting, []
         await self._finisher.finish(answers, None)
-
-
-def digest_of(body: bytes) -> bytes:
-    """Identity of a body that is no valid job, for the stored refusal; 16 bytes."""
-    return hashlib.blake2b(body, digest_size=16).digest()

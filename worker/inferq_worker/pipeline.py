@@ -17,7 +17,6 @@ from inferq_worker.admit import admit
 from inferq_worker.answer import Answerer, RunTimes
 from inferq_worker.decode import deadline_s, decode
 from inferq_worker.errors import StoreUnavailable, WorkError, as_work_error
-from inferq_worker.outbox import digest_of
 from inferq_worker.runtime import RowError
 from inferq_worker.scheduling import Batch, Batcher
 from inferq_worker.work import Request, WorkItem
@@ -286,8 +285,7 @@ class Pipeline:
     def _take_job(self, job: Job | RejectedJob, request: Request, misaddressed: WorkError | None) -> int:
         if isinstance(job, RejectedJob):
             error = WorkError(job.error.code, job.error.message)
-            # Without an id there is no key to store under: all such jobs would share one outcome.
-            self._outbox.refuse(request, error, job.id, digest=digest_of(request.delivery.body) if job.id else None)
+            self._outbox.refuse(request, error, job.id, digest=job.digest)
             return 0
         if misaddressed is not None:
             self._outbox.refuse(request, misaddressed, job.id, job=job)

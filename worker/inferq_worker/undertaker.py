@@ -7,7 +7,6 @@ reserve for the CPU, so a job with time left goes on to the fallback. The delive
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import TYPE_CHECKING
 
 from inferq_schemas import Job, RejectedJob, Result
@@ -67,7 +66,7 @@ class Undertaker:
     async def _bury_job(self, request: Request, job: Job | RejectedJob) -> None:
         if isinstance(job, RejectedJob):
             error = WorkError(job.error.code, job.error.message)
-            await self._finisher.finish([_answer(request, job.id, error)], None)
+            await self._finisher.finish([_answer(request, job.id, error, digest=job.digest)], None)
             return
         error = _verdict(request.delivery)
         if error.code == "deadline_exceeded" and await self._goes_on(request, job):
@@ -97,7 +96,8 @@ def _verdict(delivery: Delivery) -> WorkError:
     return WorkError("deadline_exceeded", "the deadline passed before a worker could run the job")
 
 
-def _answer(request: Request, job_id: str, error: WorkError, job: Job | None = None) -> Answer:
-    digest = hashlib.blake2b(request.delivery.body, digest_size=16).digest() if job is None else job.digest()
-    keep = bool(job_id)
-    return Answer((request,), Result.failed(job_id, error.code, error.message), digest if keep else None, job=job)
+def _answer(
+    request: Request, job_id: str, error: WorkError, job: Job | None = None, *, digest: bytes | None = None
+) -> Answer:
+    digest = digest if job is None else job.digest()
+    return Answer((request,), Result.failed(job_id, error.code, error.message), digest, job=job)
