@@ -1,18 +1,27 @@
 """Decides from declared inputs and outputs how a model's rows can be batched. Pure; what it admits is then probed."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
+from inferq_schemas.job import NAME_PATTERN
+from inferq_schemas.limits import DEFAULT_LIMITS
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime.interface import ModelRefused, TensorSpec
+
+_NAME: Final = re.compile(NAME_PATTERN)
 
 
 def fixed_rows(model: ModelFile, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int | None:
     """The batch size that the model insists on, or None when axis 0 is dynamic.
 
     Raises:
-        ModelRefused: shared inputs that are not there or not scalars, scalars that are not declared shared, inputs
-            that disagree about axis 0, no batched input at all, or an output whose axis 0 is something else.
+        ModelRefused: more inputs or outputs, or other names, than a job or a result can carry; shared inputs that are
+            not there or not scalars, scalars that are not declared shared, inputs that disagree about axis 0, no
+            batched input at all, or an output whose axis 0 is something else.
     """
+    _check_contract(model, "input", inputs)
+    _check_contract(model, "output", outputs)
     _check_shared(model, inputs)
     sizes = {spec.shape[0] for spec in inputs if spec.name not in model.shared_inputs}
     fixed = sorted(size for size in sizes if size is not None)
@@ -26,6 +35,20 @@ def fixed_rows(model: ModelFile, inputs: Sequence[TensorSpec], outputs: Sequence
     if model.batch == "probe":
         _check_outputs(model, outputs, rows)
     return rows
+
+
+def _check_contract(model: ModelFile, what: str, specs: Sequence[TensorSpec]) -> None:
+    """What no job and no result could ever name would be served to nobody."""
+    if len(specs) > DEFAULT_LIMITS.inputs:
+        raise ModelRefused(
+            f"{model.name}: {len(specs)} {what}s; a message carries at most {DEFAULT_LIMITS.inputs}: join some of them"
+        )
+    for spec in specs:
+        if not _NAME.fullmatch(spec.name):
+            raise ModelRefused(
+                f"{model.name}: the {what} name {spec.name[:80]!r} cannot travel: names have 1 to 256 characters and "
+                "no control characters; rename it in the model"
+            )
 
 
 def _check_shared(model: ModelFile, inputs: Sequence[TensorSpec]) -> None:
