@@ -16,6 +16,8 @@ _OUTLIER = 3.0
 _P95_DEVIATIONS = 2.06
 """p95 of a normal distribution in mean absolute deviations: 1.645 sigma, and sigma = 1.253 deviations."""
 
+_MOST_BUCKETS = 1024
+"""Shapes come from clients; of more than so many the one that was met first is forgotten."""
 _DOUBT = 0.1
 _DOUBT_EVERY_S = 1.0
 """Predictions that turn jobs away and that no run confirms lose a tenth of their distance to the start each second."""
@@ -64,6 +66,8 @@ class LatencyTable:
             return None
         predicted_s = self.predict(rows, bucket)
         self._doubted_s.pop(bucket, None)
+        if bucket not in self._buckets and len(self._buckets) >= _MOST_BUCKETS:
+            self._forget(next(iter(self._buckets)))
         known = self._buckets.setdefault(bucket, {})
         if rows in known:
             known[rows].learn(run_s)
@@ -87,6 +91,8 @@ class LatencyTable:
         Returns:
             Whether predictions changed.
         """
+        if bucket not in self._buckets:
+            bucket = None
         if now_s - self._doubted_s.setdefault(bucket, now_s) < _DOUBT_EVERY_S:
             return False
         self._doubted_s[bucket] = now_s
@@ -122,9 +128,13 @@ class LatencyTable:
         return mean_s + _P95_DEVIATIONS * nearest.deviation_s * (mean_s / nearest.mean_s if nearest.mean_s else 1.0)
 
     def snapshot(self) -> Mapping[int, float]:
-        """Rows -> mean seconds, the warm-up's sizes and those that ran, for `/status`."""
-        ran = {rows: estimate.mean_s for known in self._buckets.values() for rows, estimate in known.items()}
+        """Rows -> mean seconds, the warm-up's sizes and those that ran, for `/status`. May be asked from any thread."""
+        ran = {rows: one.mean_s for known in list(self._buckets.values()) for rows, one in list(known.items())}
         return dict(sorted((self._seed | ran).items()))
+
+    def _forget(self, bucket: Hashable) -> None:
+        for kept in (self._buckets, self._factors, self._doubted_s):
+            kept.pop(bucket, None)
 
     def _learn_factor(self, rows: int, mean_s: float, bucket: Hashable) -> None:
         seeded_s = _on_lines(self._seed, self._seed_sizes, rows)
