@@ -122,11 +122,12 @@ async def test_a_refusal_of_a_job_that_could_not_be_read_is_stored_under_its_own
     assert stored.digest == b"d" * 16
 
 
-async def test_a_refusal_that_must_not_be_kept_leaves_the_stored_outcome_alone(desk: Desk) -> None:
-    desk.store.put(Outcome(b"d" * 16, Result("a", "ok")))
-    desk.outbox.refuse(desk.request(), WorkError("conflict", "other content", keep=False), "a", job=job_of("a"))
-    assert code((await desk.sent())["a"]) == "conflict"
-    assert desk.store.outcomes["a"] == Outcome(b"d" * 16, Result("a", "ok")).encode()
+async def test_a_failure_that_must_not_be_kept_is_told_and_not_stored(desk: Desk) -> None:
+    conflict = WorkError("conflict", "other content", keep=False)
+    desk.outbox.refuse(desk.request(), conflict, "a", job=job_of("a"))
+    desk.outbox.fail(item_of(job_of("b"), request=desk.request()), conflict)
+    assert {name: code(result) for name, result in (await desk.sent()).items()} == {"a": "conflict", "b": "conflict"}
+    assert desk.commands("keep") == []
 
 
 async def test_everybody_who_waits_for_a_job_is_told(desk: Desk) -> None:

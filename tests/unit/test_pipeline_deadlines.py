@@ -212,6 +212,17 @@ async def test_a_job_that_was_taken_and_turns_out_hopeless_is_told_before_its_de
         assert worker.count("deadline_missed", model="m", lane="bulk", stage="compose") == 1
 
 
+async def test_a_batch_is_composed_for_the_moment_when_it_will_start(time: VirtualTime) -> None:
+    """Composed 3 ms before the device is free, a run of a second ends 1.003 s later, not 1 s."""
+    async with fake_worker(time, session=Timed(), policy_name=EARLIEST) as worker:
+        await warm(worker)
+        await worker.take(job_of("a"))
+        deadline_unix_ms = worker.unix_ms(1.9995)
+        await worker.take([job_of("b1", deadline_unix_ms=deadline_unix_ms)], lane="bulk")
+        await time.advance(1.1)
+        assert worker.codes() == {"b1": "deadline_exceeded", "a": "ok"}
+
+
 @pytest.mark.parametrize("policy_name", ["size_or_timeout", EARLIEST])
 async def test_expiry_is_told_within_milliseconds_while_the_device_is_busy(time: VirtualTime, policy_name: str) -> None:
     session = Timed()

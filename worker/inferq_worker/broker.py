@@ -101,7 +101,6 @@ class Broker:
         """Keep the picture of the CPU workers current, and serve the fallback queue of a model for which none lives."""
         fallbacks = [one for one in self.consumers if one.optional]
         while fallbacks:
-            await asyncio.sleep(_FALLBACK_EVERY_S)
             for consumer in fallbacks:
                 pool = pools[consumer.lane.model]
                 try:
@@ -111,6 +110,7 @@ class Broker:
                 depth = await self._depth(consumer.lane.queue) if workers else None
                 pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=time.monotonic())
                 await consumer.switch(paused=pool.lanes > 0)
+            await asyncio.sleep(_FALLBACK_EVERY_S)
 
     async def _depth(self, queue: str) -> int | None:
         """Messages that wait in a queue, by the broker's own count; None if it cannot be asked."""

@@ -115,8 +115,8 @@ class LatencyTable:
 
     def snapshot(self) -> Mapping[int, float]:
         """Rows -> mean seconds at the latest speed of the bucket that came last, for `/status`."""
-        bucket = next(reversed(self._speeds), None)
-        return {rows: self.predict(rows, bucket) or 0.0 for rows in self._sizes}
+        bucket = next(reversed(self._speeds.copy()), None)
+        return {rows: self.predict(rows, bucket) or 0.0 for rows in tuple(self._sizes)}
 
     def _speed(self, bucket: Hashable) -> _Speed:
         """The bucket's speed, the latest last; shapes come from clients, so only so many are remembered."""

@@ -1,0 +1,97 @@
+"""What a GPU worker makes of the CPU workers that it sees: when it diverts, and when it serves their queue itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from pydantic import SecretStr
+from tests.fakes import metrics_of
+
+from inferq.settings import BrokerSettings
+from inferq_worker.broker import Broker, lanes_of
+from inferq_worker.cpu import CpuPool, CpuWorker
+from inferq_worker.errors import StoreUnavailable
+from inferq_worker.models import ModelFile
+from inferq_worker.settings import LanesSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+CPU = CpuWorker(0.1, lanes=2, held_jobs=0, beat=1)
+
+
+class Registry:
+    """The part of the store that knows the workers."""
+
+    def __init__(self) -> None:
+        self.cpus: Mapping[str, CpuWorker] = {"c": CPU}
+        self.away = False
+
+    async def cpu_workers(self, model: str) -> tuple[Mapping[str, CpuWorker], int]:
+        assert model == "m"
+        if self.away:
+            raise StoreUnavailable("redis is away")
+        return self.cpus, 3
+
+
+@pytest.fixture
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
+    lanes = LanesSettings()
+    url = SecretStr("amqp://guest:guest@127.0.0.1:1/")
+    broker = Broker(BrokerSettings(url=url), lanes, role="gpu", worker="w", metrics=metrics_of())
+    broker.consume(lanes_of(ModelFile("m", "1", tmp_path), "gpu", lanes, 32), lambda _: 0, lambda _: 0)
+
+    async def depth(queue: str) -> int | None:
+        return 7 if queue == "inferq.m.fallback" else None
+
+    monkeypatch.setattr(broker, "_depth", depth)
+    monkeypatch.setattr("inferq_worker.broker._FALLBACK_EVERY_S", 0.0)
+    return broker
+
+
+def serves_fallback(broker: Broker) -> bool:
+    (fallback,) = [one for one in broker.consumers if one.lane.name == "fallback"]
+    return not fallback._paused
+
+
+async def test_cpu_workers_are_known_at_once_and_their_queue_is_left_to_them(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferq_worker.broker._FALLBACK_EVERY_S", 3600.0)
+    pool = CpuPool()
+    watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", Registry()), {"m": pool}))
+    await looks(3)
+    assert (pool.lanes, pool.queued_jobs, pool.gpu_workers) == (2, 7, 3)
+    assert not serves_fallback(broker)
+    watch.cancel()
+
+
+async def test_the_fallback_queue_is_served_while_no_cpu_worker_lives_and_left_when_one_comes(broker: Broker) -> None:
+    pool, registry = CpuPool(), Registry()
+    watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", registry), {"m": pool}))
+    seen = []
+    for cpus in ({}, {"c": CPU}, {}):
+        registry.cpus = cpus
+        await looks(20)
+        seen.append((serves_fallback(broker), pool.lanes))
+    assert seen == [(True, 0), (False, 2), (True, 0)]
+    watch.cancel()
+
+
+async def test_while_the_store_is_away_the_last_picture_stands(broker: Broker) -> None:
+    pool, registry = CpuPool(), Registry()
+    watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", registry), {"m": pool}))
+    await looks(20)
+    registry.away = True
+    await looks(20)
+    assert (pool.lanes, serves_fallback(broker)) == (2, False)
+    watch.cancel()
+
+
+async def looks(turns: int) -> None:
+    """Let the watch go on for some turns of the loop."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
