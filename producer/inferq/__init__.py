@@ -52,6 +52,11 @@ __all__ = [
 _HOMES = {"Answer": "inferq.answers", "Client": "inferq.client", "Item": "inferq.jobs"}
 
 
+def __dir__() -> list[str]:
+    """The public names, loaded or not, for completion in a shell."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Load a public name from its module; those not in `_HOMES` are errors."""
     if name not in __all__:

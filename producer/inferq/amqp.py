@@ -15,10 +15,20 @@ import struct
 import time
 import uuid
 from typing import TYPE_CHECKING, TypeAlias, cast
+from urllib.parse import unquote, urlsplit
 
 import aio_pika
 from aiormq.abc import DeliveredMessage
-from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError, DeliveryError, PublishError
+from aiormq.exceptions import (
+    AMQPError,
+    AuthenticationError,
+    ChannelClosed,
+    ChannelInvalidStateError,
+    ConnectionClosed,
+    DeliveryError,
+    ProbableAuthenticationError,
+    PublishError,
+)
 from pamqp.commands import Basic
 
 from inferq import lenient
@@ -39,6 +49,8 @@ OnUp: TypeAlias = "Callable[[Link], Awaitable[None]]"
 _log = logging.getLogger(__name__)
 _STABLE_AFTER_S = 5.0
 """A connection that lived this long resets the backoff; one that dies at once does not."""
+_NOT_ALLOWED = 530
+"""AMQP's code for a vhost that is not there, or not for this user."""
 CONNECTION_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
@@ -58,6 +70,10 @@ lenient.install()
 
 class BrokerUnreachable(Exception):  # noqa: N818 - reads as what it says
     """No connection to the broker; the message carries the last reason and no credentials."""
+
+
+class BrokerRefuses(BrokerUnreachable):
+    """The broker is there and does not let us in: user, password or vhost. Trying again unchanged does not help."""
 
 
 class PublishFailed(Exception):  # noqa: N818 - reads as what it says
@@ -128,15 +144,30 @@ class Link:
         settings: address, time-outs and backoff bounds.
         name: shown in the broker's connection list.
         on_up: called after each connect, before `up` is set. If it raises, the connection is closed and tried again.
+        log_level: of the line that says that the connection is down, and why; repeated only when the reason changes.
+
+    Attributes:
+        up: set while connected.
+        last_error: why it is down; None while it is up, and only then.
+        refusal: the same, where the broker does not let us in (user, password, vhost); else None.
+        connects: how often it connected.
     """
 
-    def __init__(self, settings: BrokerSettings, *, name: str, on_up: OnUp | None = None) -> None:
+    def __init__(
+        self, settings: BrokerSettings, *, name: str, on_up: OnUp | None = None, log_level: int = logging.WARNING
+    ) -> None:
         self._settings = settings
         self._name = name
         self._on_up = on_up
         self._connection: aio_pika.abc.AbstractConnection | None = None
+        self._log_level = log_level
+        self._logged: str | None = None
+        self._waiting = 0
+        # Up, or refused: nobody needs to wait any longer.
+        self._settled = asyncio.Event()
         self.up = asyncio.Event()
-        self.last_error: str | None = None
+        self.last_error: str | None = "not connected yet"
+        self.refusal: str | None = None
         self.connects = 0
 
     async def run(self) -> None:
@@ -147,18 +178,34 @@ class Link:
             try:
                 await self._live()
             except CONNECTION_ERRORS as error:
-                self.last_error = describe(error)
+                self.refusal = refusal(error, self._settings.url.get_secret_value())
+                self.last_error = self.refusal or describe(error)
             finally:
-                self.up.clear()
+                self._down()
                 await self._close()
             _end_if_cancelled()
             if time.monotonic() - started_s > _STABLE_AFTER_S:
                 delay_s = self._settings.reconnect_min_s
-            _log.warning(
-                "broker connection %s is down (%s), next try in about %.1f s", self._name, self.last_error, delay_s
-            )
+            self._tell(delay_s)
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
             delay_s = min(delay_s * 2, self._settings.reconnect_max_s)
+
+    def _down(self) -> None:
+        self.up.clear()
+        self.last_error = self.last_error or "closed by us"
+        if self.refusal is None:
+            self._settled.clear()
+        else:
+            self._settled.set()
+
+    def _tell(self, delay_s: float) -> None:
+        # A refusal is raised to whoever waits, and so not logged as well.
+        raised = self.refusal is not None and self._waiting > 0
+        level = logging.DEBUG if raised or self.last_error == self._logged else self._log_level
+        text = "broker connection %s is down (%s), next try in about %.1f s"
+        _log.log(level, text, self._name, self.last_error, delay_s)
+        if not raised:
+            self._logged = self.last_error
 
     async def _live(self) -> None:
         connection = await aio_pika.connect(
@@ -170,11 +217,13 @@ class Link:
         )
         self._connection = connection
         self.connects += 1
+        self.refusal, self.last_error = None, "connected, its channels are not ready yet"
         lost = self._raw.closing
         if self._on_up is not None:
             await self._on_up(self)
-        self.last_error = None
+        self.last_error = self._logged = None
         self.up.set()
+        self._settled.set()
         _log.info("broker connection %s is up", self._name)
         # Not awaited directly: a cancelled `closing` would look like our own cancellation and end us silently.
         await asyncio.wait([lost])
@@ -199,16 +248,22 @@ class Link:
         """Wait until connected.
 
         Raises:
+            BrokerRefuses: at once, if the broker does not let us in.
             BrokerUnreachable: not within `timeout_s`; the message names the reason and what to check.
         """
+        self._waiting += 1
         try:
             async with asyncio.timeout(timeout_s):
-                await self.up.wait()
+                await self._settled.wait()
+            if self.refusal is not None:
+                raise BrokerRefuses(self.refusal)
         except TimeoutError:
-            reason = self.last_error or "no answer yet"
             raise BrokerUnreachable(
-                f"no broker connection within {timeout_s:g} s: {reason}; check broker.url, and that RabbitMQ runs",
+                f"no broker connection within {timeout_s:g} s: {self.last_error}; "
+                "check broker.url, and that RabbitMQ runs",
             ) from None
+        finally:
+            self._waiting -= 1
 
     async def channel(self, *, confirms: bool = True) -> Channel:
         """A fresh channel; raises a connection error when the link is down."""
@@ -312,4 +367,30 @@ def describe(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     text = getattr(error, "reason", None) if isinstance(error, AMQPError) and not error.args else None
-    return f"{type(error).__name__}: {text or error}"[:300]
+    return " ".join(f"{type(error).__name__}: {text or error}".split())[:300]
+
+
+def refusal(error: BaseException, url: str) -> str | None:
+    """What a person must mend if the broker did not let us in; None for all other errors.
+
+    Args:
+        error: raised by connecting.
+        url: the broker's; only user and vhost of it are shown.
+    """
+    parts = urlsplit(url)
+    user, vhost = unquote(parts.username or "guest"), unquote(parts.path.removeprefix("/")) or "/"
+    if isinstance(error, ProbableAuthenticationError | AuthenticationError):
+        return f"the broker does not let user {user!r} in: mend user and password in broker.url ({_said(error)})"
+    if not isinstance(error, ConnectionClosed) or error.args[:1] != (_NOT_ALLOWED,) or "limit" in _said(error):
+        return None
+    if "not found" in _said(error):
+        return f"the broker has no vhost {vhost!r}: mend broker.url, or create it with `rabbitmqctl add_vhost`"
+    return (
+        f"user {user!r} may not use vhost {vhost!r}: mend broker.url, or allow it with `rabbitmqctl set_permissions` "
+        f"({_said(error)})"
+    )
+
+
+def _said(error: BaseException) -> str:
+    """The broker's own words, without the codes before them."""
+    return " ".join(str(error.args[-1] if error.args else error).split())[:200]

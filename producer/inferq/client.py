@@ -79,7 +79,7 @@ class Client:
         """Connect. Harmless when open already; after this, lost connections come back by themselves.
 
         Raises:
-            BrokerUnavailable: no broker within `broker.connect_timeout_s`.
+            BrokerUnavailable: no broker within `broker.connect_timeout_s`, or at once if it refuses user or vhost.
             StoreUnavailable: `reply` needs Redis, and it does not answer.
         """
         await self._courier.open()
@@ -181,6 +181,10 @@ class Client:
 
     async def cancel(self, id: str) -> bool:  # noqa: A002 - the contract's own word
         """Cancel a job that has no outcome yet: it will not run any more, unless it runs just now.
+
+        It stores the outcome "cancelled" under the id, which workers find before they run a job. So a job can be
+        cancelled that waits in a queue which nobody reads, or that is not sent yet; and an id that no job ever has is
+        "cancelled" just as well, because nobody can tell which ids are under way.
 
         Returns:
             True if its outcome is "cancelled"; False if it has another outcome already.

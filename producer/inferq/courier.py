@@ -57,7 +57,8 @@ class Courier:
         broker = settings.broker
         name = f"inferq-client {socket.gethostname()} {os.getpid()}"
         self._out = Link(broker, name=f"{name} publish")
-        self._in = Link(broker, name=f"{name} replies")
+        # Its losses show as those of the reply queue, and its failures to connect as those of the other.
+        self._in = Link(broker, name=f"{name} replies", log_level=logging.INFO)
         self._sender = JobSender(
             self._out,
             Publisher(self._out, timeout_s=broker.publish_timeout_s),
@@ -83,7 +84,7 @@ class Courier:
         """Connect; harmless when open already.
 
         Raises:
-            BrokerUnavailable: not within `broker.connect_timeout_s`.
+            BrokerUnavailable: not within `broker.connect_timeout_s`, or at once if the broker does not let us in.
             StoreUnavailable: the reply mode needs Redis, and it does not answer.
         """
         if self._life is not None:
@@ -275,7 +276,8 @@ async def _answer(pending: Pending, sending: asyncio.Task[None], limit_s: float 
 
 def _timed_out(job_id: str, limit_s: float | None) -> AnswerTimeout:
     return AnswerTimeout(
-        f"no answer to job {job_id} within {limit_s or 0:g} s; it may still be answered: inferq result {job_id}",
+        f"no answer to job {job_id} within {limit_s or 0:g} s; it may still come: "
+        f"`client.result({job_id!r}, timeout_s=30)` looks in Redis, as does `inferq result {job_id}` in a shell",
     )
 
 

@@ -5,17 +5,20 @@ What breaks the contract is refused here, before anything is sent, with the inpu
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from inferq.errors import InvalidJob, JobTooLarge
+from inferq.names import lane_problem, model_problem
 from inferq_schemas import DEFAULT_LIMITS, ContractError, Job, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     import numpy.typing as npt
 
@@ -70,12 +73,21 @@ class JobOptions:
     params: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if problem := lane_problem(self.lane):
+            raise InvalidJob(problem)
         if self.deadline_s is None and self.lane == INTERACTIVE_LANE:
             raise InvalidJob(
                 f"jobs of the {INTERACTIVE_LANE!r} lane need a deadline: give deadline_s, or use another lane"
             )
-        if self.deadline_s is not None and not self.deadline_s > 0:
-            raise InvalidJob(f"deadline_s is {self.deadline_s:g}; it must be above 0, or None for no deadline")
+        if self.deadline_s is not None and not _is_duration(self.deadline_s):
+            raise InvalidJob(
+                f"deadline_s is {self.deadline_s!r}; it must be a number of seconds above 0, or None for no deadline"
+            )
+
+
+def _is_duration(seconds: Any) -> bool:
+    is_number = isinstance(seconds, int | float | np.integer | np.floating) and not isinstance(seconds, bool)
+    return is_number and 0 < float(seconds) < math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +154,12 @@ def build_job(model: str, inputs: Inputs, options: JobOptions, *, now_ms: int, j
     Raises:
         InvalidJob: the job breaks the contract; the message says where and how to mend it.
     """
+    if problem := model_problem(model):
+        raise InvalidJob(problem)
+    if not isinstance(inputs, Mapping):
+        raise InvalidJob(
+            f"inputs is a map of input name to array, such as {{'x': array}}, and not {type(inputs).__name__}"
+        )
     tensors = {name: to_tensor(name, value) for name, value in inputs.items()}
     deadline_ms = None if options.deadline_s is None else now_ms + max(1, round(options.deadline_s * 1000))
     try:

@@ -99,7 +99,7 @@ class Lookup:
             waited = f" within {timeout_s:g} s" if timeout_s else ""
             raise AnswerTimeout(
                 f"no outcome of job {job_id}{waited}: it is under way, was never sent, or its outcome has expired; "
-                f"wait for it with `inferq result {job_id} --wait 30`",
+                f"wait for it with `client.result({job_id!r}, timeout_s=30)`, or `inferq result {job_id} --wait 30`",
             )
         return await to_answer(result, self.store, job_id=job_id)
 

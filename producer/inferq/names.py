@@ -6,19 +6,23 @@ import re
 
 from inferq_schemas import FALLBACK_LANE, LANE_PATTERN, MODEL_PATTERN
 
-__all__ = ["name_problem"]
+__all__ = ["lane_problem", "model_problem"]
 
 
-def name_problem(model: object, *lanes: object) -> str | None:
-    """What is wrong with a model's name or its lanes' names, and the mend; None if nothing is."""
-    if not isinstance(model, str) or re.fullmatch(MODEL_PATTERN, model) is None:
-        return f"{model!r} is no model name: {_words(64)}, such as 'resnet50'"
-    for lane in lanes:
-        if lane == FALLBACK_LANE:
-            return f"no lane can be called {lane!r}: that queue is filled by the broker alone; use another name"
-        if not isinstance(lane, str) or re.fullmatch(LANE_PATTERN, lane) is None:
-            return f"{lane!r} is no lane name: {_words(32)}, such as 'bulk'"
-    return None
+def model_problem(model: object) -> str | None:
+    """What is wrong with a model's name, and the mend; None if nothing is."""
+    if isinstance(model, str) and re.fullmatch(MODEL_PATTERN, model):
+        return None
+    return f"{model!r} is no model name: {_words(64)}, such as 'resnet50'"
+
+
+def lane_problem(lane: object) -> str | None:
+    """What is wrong with a lane's name, and the mend; None if nothing is."""
+    if lane == FALLBACK_LANE:
+        return f"no lane can be called {lane!r}: that queue is filled by the broker alone; use another name"
+    if isinstance(lane, str) and re.fullmatch(LANE_PATTERN, lane):
+        return None
+    return f"{lane!r} is no lane name: {_words(32)}, such as 'bulk'"
 
 
 def _words(longest: int) -> str:

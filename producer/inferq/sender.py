@@ -16,6 +16,7 @@ from inferq.errors import BrokerBlocked, BrokerForbids, JobTooLarge, NotSent, Qu
 from inferq.jobs import expiration_ms
 from inferq_schemas import (
     ACCEPT_BUNDLE_HEADER,
+    DEFAULT_LANES,
     JOBS_EXCHANGE,
     ContractError,
     encode_bundle,
@@ -150,13 +151,20 @@ def _raise_final(error: PublishFailed, jobs: Sequence[Job], lane: str, *, uncert
     raise final from error
 
 
+def _mend_of_unknown(model: str, lane: str) -> str:
+    if lane in DEFAULT_LANES:
+        return f"check the model's name, or add the model with `inferq topology add-model {model}`"
+    return (
+        f"check the lane (the default lanes are {', '.join(DEFAULT_LANES)}) and the model's name, or add them with "
+        f"`inferq topology add-model {model} --lanes {','.join((*DEFAULT_LANES, lane))}`"
+    )
+
+
 def _final(error: PublishFailed, model: str, lane: str) -> NotSent | SendUnknown:
     queue = f"model {model!r}, lane {lane!r}"
     match error:
         case Unroutable():
-            return UnknownModel(
-                f"no queue for {queue}: mend the name, or add it with `inferq topology add-model {model}`",
-            )
+            return UnknownModel(f"no queue for model {model!r} in lane {lane!r}: {_mend_of_unknown(model, lane)}")
         case Refused():
             return QueueFull(
                 f"the queue of {queue} stayed full: send more slowly, start workers, or raise its max-length-bytes",

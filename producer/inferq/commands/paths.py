@@ -32,9 +32,7 @@ def check_input(file: Path) -> None:
         raise CommandError(f"{file} is a directory; name the .jsonl or .npz files in it")
     if file.suffix not in _KNOWN:
         mend = _MENDS.get(file.suffix, "rename it, or pipe JSON lines into `-`")
-        raise CommandError(
-            f"{file}: jobs come as .jsonl (a JSON object a line) or .npz, not as {file.suffix}; {mend}"
-        )
+        raise CommandError(f"{file}: jobs come as .jsonl (a JSON object a line) or .npz, not as {file.suffix}; {mend}")
 
 
 def check_output(path: Path, inputs: Iterable[Path]) -> None:

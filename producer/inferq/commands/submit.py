@@ -15,7 +15,7 @@ from inferq.commands import CommandError, add_command, settings_of, speak_in_lin
 from inferq.commands.paths import check_input, check_output
 from inferq.commands.stopping import Stop
 from inferq.errors import InferqError
-from inferq.names import name_problem
+from inferq.names import lane_problem, model_problem
 from inferq.outputs import open_output
 from inferq.progress import Progress, duration, jobs
 from inferq.records import InputError, Reading
@@ -179,7 +179,7 @@ def _check(args: argparse.Namespace) -> None:
             check_input(file)
     if args.output is not None:
         check_output(args.output, args.files)
-    if problem := name_problem(args.model, args.lane):
+    if problem := model_problem(args.model) or lane_problem(args.lane):
         raise CommandError(problem)
     if args.checkpoint is None:
         return
