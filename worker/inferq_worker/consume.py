@@ -10,7 +10,8 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
@@ -19,7 +20,7 @@ from inferq_worker.settle import Settler
 from inferq_worker.work import Delivery, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from aiormq.abc import DeliveredMessage
     from aiormq.channel import Channel
@@ -63,6 +64,7 @@ class LaneConsumer:
         self._channel: Channel | None = None
         self._settler: Settler | None = None
         self._tag: str | None = None
+        self._left: set[Settler] = set()
         self._lost = asyncio.Event()
         self._paused = paused
         self._stopped = False
@@ -89,7 +91,8 @@ class LaneConsumer:
                 self._set_problem(f"queue {self.lane.queue} does not exist: run `{mend}`")
             except CONNECTION_ERRORS as error:
                 self._set_problem(describe(error))
-            self._tag = None
+            async with self._switch:
+                await self._cancel()
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
 
@@ -104,9 +107,7 @@ class LaneConsumer:
 
     def switch_soon(self, *, paused: bool) -> None:
         """`switch`, from where nothing can be awaited."""
-        task = asyncio.get_running_loop().create_task(self.switch(paused=paused))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._spawn(self.switch(paused=paused))
 
     async def stop(self) -> None:
         """Take no more deliveries for good; the channel stays open for settling."""
@@ -146,12 +147,19 @@ class LaneConsumer:
     @property
     def open_deliveries(self) -> int:
         """Messages of this lane in hand and unsettled."""
-        return 0 if self._settler is None else len(self._settler)
+        return sum(len(settler) for settler in self._settlers())
 
     async def flushed(self) -> None:
         """Wait until everything settled so far has been handed to the connection."""
-        if self._settler is not None:
-            await self._settler.flushed()
+        await asyncio.gather(*(settler.flushed() for settler in self._settlers()))
+
+    def _settlers(self) -> list[Settler]:
+        return [*self._left, *([] if self._settler is None else [self._settler])]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _saw(self, rows: int) -> None:
         """Let the window follow the size of messages, so that it holds about `window_rows` rows."""
@@ -159,9 +167,7 @@ class LaneConsumer:
         wanted = max(WINDOW_MIN, min(WINDOW_MAX, round(self._window_rows / self._rows_per_message)))
         if max(wanted, self._window) >= 2 * min(wanted, self._window):
             self._window = wanted
-            task = asyncio.get_running_loop().create_task(self._reopen_window())
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._spawn(self._reopen_window())
 
     async def _reopen_window(self) -> None:
         """Replace the consumer: RabbitMQ applies a prefetch to new consumers only. Nothing in hand is touched."""
@@ -186,13 +192,27 @@ class LaneConsumer:
         async with self._switch:
             self._lost.clear()
             channel = await self._link.channel(confirms=False)
-            channel.closing.add_done_callback(self._on_lost)
-            channel.on_consumer_cancel_callbacks.add(self._on_cancelled)
+            channel.closing.add_done_callback(partial(self._on_lost, channel))
+            channel.on_consumer_cancel_callbacks.add(partial(self._on_cancelled, channel))
+            if self._channel is not None and self._settler is not None:
+                self._spawn(self._leave(self._channel, self._settler))
             self._channel, self._settler = channel, Settler(channel, self._metrics)
             if not self._paused:
                 await self._consume(channel, self._settler)
         self.problem = None
         _log.info("consuming %s with a window of %d messages", self.lane.queue, self._window)
+
+    async def _leave(self, channel: Channel, settler: Settler) -> None:
+        """Close a channel that is not consumed from any more, once all that it brought is settled."""
+        self._left.add(settler)
+        try:
+            if not channel.is_closed:
+                await settler.emptied()
+                await channel.close()
+        except CONNECTION_ERRORS as error:
+            _log.info("closing an old channel of %s: %s", self.lane.queue, describe(error))
+        finally:
+            self._left.discard(settler)
 
     async def _consume(self, channel: Channel, settler: Settler) -> None:
         await channel.basic_qos(prefetch_count=self._window)
@@ -220,12 +240,16 @@ class LaneConsumer:
             self._metrics.window_full(self.lane.model, self.lane.name)
         self._saw(self._sink(delivery_of(message, self.lane, settler, tag)))
 
-    def _on_lost(self, closing: asyncio.Future[object]) -> None:
+    def _on_lost(self, channel: Channel, closing: asyncio.Future[object]) -> None:
+        if channel is not self._channel:
+            return
         error = None if closing.cancelled() else closing.exception()
         self._set_problem(f"channel of {self.lane.queue} closed: {describe(error) if error else 'by the broker'}")
         self._lost.set()
 
-    def _on_cancelled(self, _frame: object) -> None:
+    def _on_cancelled(self, channel: Channel, _frame: object) -> None:
+        if channel is not self._channel:
+            return
         self._set_problem(f"the broker cancelled the consumer of {self.lane.queue}: was the queue deleted?")
         self._lost.set()
 

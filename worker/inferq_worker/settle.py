@@ -41,6 +41,8 @@ class Settler:
         self._metrics = metrics
         self._fates: dict[int, Fate] = {}
         self._flushing: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def __len__(self) -> int:
         """How many deliveries are open."""
@@ -54,6 +56,7 @@ class Settler:
     def open(self, tag: int) -> None:
         """A delivery has arrived; tags arrive in ascending order."""
         self._fates[tag] = Fate.OPEN
+        self._empty.clear()
 
     def ack(self, tag: int) -> None:
         """The delivery is answered for good."""
@@ -72,9 +75,15 @@ class Settler:
         while self._flushing is not None and not self._flushing.done():
             await asyncio.shield(self._flushing)
 
+    async def emptied(self) -> None:
+        """Wait until nothing is open and every decision has been handed to the connection, or the channel is gone."""
+        await self._empty.wait()
+        await self.flushed()
+
     def _decide(self, tag: int, fate: Fate) -> None:
         if self.stale:
             self._fates.clear()
+            self._empty.set()
             self._metrics.stale_ack()
             return
         if self._fates.get(tag) is not Fate.OPEN:
@@ -94,6 +103,8 @@ class Settler:
                 self._metrics.acked(sum(fate is Fate.ACK for fate in decided.values()))
         except CONNECTION_ERRORS:
             self._metrics.stale_ack()
+        if not self._fates:
+            self._empty.set()
 
     def _acked_prefix(self) -> int:
         prefix = 0
