@@ -49,9 +49,14 @@ OnUp: TypeAlias = "Callable[[Link], Awaitable[None]]"
 _log = logging.getLogger(__name__)
 _STABLE_AFTER_S = 5.0
 """A connection that lived this long resets the backoff; one that dies at once does not."""
+MAX_EXPIRATION_MS = 2**31 - 1
+"""Almost 25 days. RabbitMQ takes up to 2**32 - 1 and closes the channel over more; half of it suits any broker."""
 _NOT_ALLOWED = 530
 """AMQP's code for a vhost that is not there, or not for this user."""
 CONNECTION_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+_ENCODING_ERRORS = (TypeError, ValueError, OverflowError, struct.error)
+"""What pamqp raises for values that it cannot write, some of which it has read itself."""
 
 
 class _WithoutBodies(logging.Filter):
@@ -92,6 +97,10 @@ class PublishUnknown(PublishFailed):
     """Time-out or lost connection: the message may have arrived. Publishing again is safe, identity is the job id."""
 
 
+class Unencodable(PublishFailed):
+    """Never sent: a property or header has a value that AMQP cannot carry. Trying again as it is fails again."""
+
+
 class PublishForbidden(PublishFailed):
     """The broker closed the channel: missing exchange (404), no permission (403), or bad arguments (406).
 
@@ -110,13 +119,14 @@ def properties(
 ) -> Properties:
     """Message properties of the wire contract, with a `message_id` that is fresh for every publish attempt.
 
-    aiormq matches returned messages by `message_id`, so the job id must never stand there.
+    aiormq matches returned messages by `message_id`, so the job id must never stand there. `expiration_ms` is cut to
+    `MAX_EXPIRATION_MS`: whoever reads the dead-letter queue finds time left and sends the job on.
     """
     return Basic.Properties(
         content_type=content_type,
         correlation_id=correlation_id,
         reply_to=reply_to,
-        expiration=None if expiration_ms is None else str(max(0, expiration_ms)),
+        expiration=None if expiration_ms is None else str(min(max(0, expiration_ms), MAX_EXPIRATION_MS)),
         headers=cast("FieldTable", dict(headers or {})),
         delivery_mode=2 if persistent else 1,
         message_id=uuid.uuid4().hex,
@@ -323,6 +333,7 @@ class Publisher:
             Refused: negatively acknowledged, the queue is full.
             PublishForbidden: the broker closed the channel over this or a neighbouring publish.
             PublishUnknown: no confirm in time, or the connection went away.
+            Unencodable: a property or header cannot be written; nothing was sent.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
@@ -346,6 +357,12 @@ class Publisher:
             raise PublishUnknown(f"no confirm from the broker within {limit_s:g} s") from error
         except CONNECTION_ERRORS as error:
             raise PublishUnknown(describe(error)) from error
+        except _ENCODING_ERRORS as error:
+            raise Unencodable(describe(error)) from error
+
+    async def blocked(self) -> bool:
+        """Whether the broker has told our connection to stop publishing; what is sent meanwhile waits there."""
+        return await self._link.blocked()
 
     async def _open(self) -> Channel:
         async with self._opening:

@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from inferq.amqp import PublishFailed, PublishForbidden, PublishUnknown, Refused, Unroutable, properties
+from inferq.amqp import PublishFailed, PublishForbidden, PublishUnknown, Refused, Unencodable, Unroutable, properties
 from inferq.errors import BrokerBlocked, BrokerForbids, JobTooLarge, NotSent, QueueFull, SendUnknown, UnknownModel
 from inferq.jobs import expiration_ms
 from inferq_schemas import (
@@ -109,7 +109,7 @@ class JobSender:
                 forbidden += isinstance(error, PublishForbidden)
                 uncertain = uncertain or isinstance(error, PublishUnknown)
                 pause_s = delay_s * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
-                hopeless = isinstance(error, Unroutable) or forbidden >= _FORBIDDEN_TRIES
+                hopeless = isinstance(error, (Unroutable, Unencodable)) or forbidden >= _FORBIDDEN_TRIES
                 if hopeless or time.monotonic() + pause_s > give_up_s:
                     _raise_final(error, jobs, lane, uncertain=uncertain)
             else:
@@ -169,6 +169,8 @@ def _final(error: PublishFailed, model: str, lane: str) -> NotSent | SendUnknown
             return QueueFull(
                 f"the queue of {queue} stayed full: send more slowly, start workers, or raise its max-length-bytes",
             )
+        case Unencodable():
+            return NotSent(f"no message can be made of the job: {error}")
         case PublishForbidden():
             return BrokerForbids(
                 f"the broker closed the channel on publishing to {JOBS_EXCHANGE!r}: {error}; "

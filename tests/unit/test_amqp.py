@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from pamqp.header import ContentHeader
+from pydantic import SecretStr
+
+from inferq.amqp import MAX_EXPIRATION_MS, BrokerUnreachable, Link, Publisher, Unencodable, properties
+from inferq.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from inferq.amqp import Properties
 
 _FLAGS = {"content_type": 15, "headers": 13, "correlation_id": 10, "reply_to": 9, "timestamp": 6}
 
@@ -21,3 +33,56 @@ def header_frame(**raw: bytes) -> bytes:
     ordered = b"".join(raw[name] for name in sorted(raw, key=lambda name: -_FLAGS[name]))
     payload = struct.pack(">HHQH", 60, 0, 0, flags) + ordered
     return struct.pack(">BHI", 2, 1, len(payload)) + payload + b"\xce"
+
+
+class WritingChannel:
+    """Writes a message as aiormq does, and sends it nowhere."""
+
+    is_closed = False
+
+    async def basic_publish(self, _body: bytes, *, properties: Properties, **_: object) -> None:
+        ContentHeader(properties=properties).marshal()
+
+
+class UpLink:
+    """A link that is up."""
+
+    def __init__(self) -> None:
+        self.up = asyncio.Event()
+        self.up.set()
+
+    async def channel(self) -> WritingChannel:
+        return WritingChannel()
+
+
+async def publish(**fields: Any) -> None:
+    publisher = Publisher(cast("Any", UpLink()), timeout_s=1)
+    await publisher.publish(b"", exchange="e", routing_key="k", properties=properties(**fields))
+
+
+@pytest.mark.parametrize("value", [b"\xff", 1e300, 2**63, object()], ids=repr)
+async def test_a_header_that_amqp_cannot_carry_is_told_apart_from_a_lost_message(value: object) -> None:
+    with pytest.raises(Unencodable):
+        await publish(headers={"mine": value})
+
+
+@pytest.mark.parametrize("text", ["x" * 256, "\ud800"])
+async def test_an_address_that_amqp_cannot_carry_is_told_too(text: str) -> None:
+    with pytest.raises(Unencodable):
+        await publish(correlation_id=text)
+
+
+async def test_plain_properties_are_written() -> None:
+    await publish(correlation_id="c", reply_to="r", expiration_ms=5, headers={"a": 1, "b": "x"})
+
+
+@pytest.mark.parametrize(("asked_ms", "sent"), [(-5, "0"), (1_500, "1500"), (2**53, str(MAX_EXPIRATION_MS))])
+def test_an_expiration_stays_within_what_a_broker_takes(asked_ms: int, sent: str) -> None:
+    assert properties(expiration_ms=asked_ms).expiration == sent
+
+
+async def test_a_link_that_was_never_up_says_why_it_is_down() -> None:
+    link = Link(BrokerSettings(url=SecretStr("amqp://127.0.0.1:1/")), name="test")
+    assert link.last_error == "not connected yet"
+    with pytest.raises(BrokerUnreachable, match="not connected yet"):
+        await link.wait_up(0.01)
