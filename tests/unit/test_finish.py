@@ -12,7 +12,7 @@ import pytest
 from tests.fakes import FakeStore, VirtualTime, delivery_of, job_of, request_of
 from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 
-from inferq.amqp import PublishUnknown, Refused, Unroutable
+from inferq.amqp import PublishForbidden, PublishUnknown, Refused, Unencodable, Unroutable
 from inferq.outcome import Outcome
 from inferq_schemas import DEFAULT_LIMITS, Result, decode_jobs
 from inferq_worker import answer, pipeline, publish
@@ -255,6 +255,29 @@ async def test_a_failure_is_parked_for_the_delivery_that_is_still_ours(time: Vir
         await time.settle()
         assert len(worker.parked) == 1
         assert worker.journal[-2:] == ["parked inferq.parking", "acked 1"]
+
+
+@pytest.mark.parametrize("error", [PublishForbidden("404"), Unencodable("odd"), RuntimeError("bug")])
+async def test_what_can_never_be_parked_goes_back_and_ends_no_worker(time: VirtualTime, error: Exception) -> None:
+    async with fake_worker(time, session=FakeSession(failing)) as worker:
+        worker.publisher.fail("inferq.parking", error, times=1_000)
+        await worker.take(job_of("a"), lane="bulk")
+        await time.advance(60)
+        assert worker.codes() == {"a": "inference_failed"}
+        assert worker.channel.fates == {1: "requeued"}
+        assert worker.held.deliveries == 0
+
+
+async def test_a_store_that_fails_in_no_foreseen_way_ends_no_worker(
+    time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("bug")
+
+    async with fake_worker(time) as worker:
+        monkeypatch.setattr(worker.store, "keep", broken)
+        await worker.take(job_of("a"))
+        assert worker.channel.fates == {1: "requeued"}
 
 
 async def test_parking_is_given_up_when_the_broker_has_taken_every_delivery_back(time: VirtualTime) -> None:

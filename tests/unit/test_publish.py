@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.fakes import FakePublisher, VirtualTime, delivery_of, job_of, metrics_of, request_of
 
-from inferq.amqp import PublishForbidden, PublishUnknown, Refused, Unroutable
+from inferq.amqp import PublishForbidden, PublishUnknown, Refused, Unencodable, Unroutable
 from inferq_schemas import DEFAULT_LIMITS, Result, Tensor, decode_jobs, decode_results, encode_job
 from inferq_worker import publish
 from inferq_worker.publish import Mover, Replies, ReplyAllowList
@@ -241,6 +241,44 @@ async def test_a_parked_job_carries_its_reason_and_no_x_headers(desk: Desk) -> N
     assert desk.registry.get_sample_value("inferq_jobs_parked_total", {"model": "m", "code": "inference_failed"}) == 1
 
 
+async def test_headers_that_cannot_be_written_stay_behind_and_parking_says_so(desk: Desk) -> None:
+    delivery = delivery_of(headers={"app": b"\xff", "mine": 1}, correlation_id="\ufffd" * 99)
+    await desk.mover.park(delivery, job_of(), Result.failed("a", "internal", "boom"))
+    (one,) = desk.publisher.published
+    assert one.headers["mine"] == 1
+    assert "app" not in one.headers
+    assert one.headers["inferq-message"] == "boom (1 headers of the sender were left out)"
+    assert one.properties.correlation_id is None
+
+
+async def test_a_message_that_cannot_be_written_is_parked_without_what_its_sender_chose(desk: Desk) -> None:
+    desk.publisher.fail("inferq.parking", Unencodable("odd"))
+    await desk.mover.park(delivery_of(headers={"mine": 1}), job_of(), Result.failed("a", "internal", "boom"))
+    (one,) = desk.publisher.published
+    assert "mine" not in one.headers
+    assert (one.properties.correlation_id, one.properties.reply_to) == (None, None)
+    assert one.headers["inferq-job"] == "a"
+
+
+async def test_a_reply_that_cannot_be_written_is_given_up_at_once(desk: Desk) -> None:
+    desk.publisher.fail("reply.me", Unencodable("odd"), times=2)
+    assert not await desk.reply()
+    assert len(desk.publisher.attempts) == 1
+    assert desk.fates() == {"failed": 1}
+
+
+async def test_a_reply_that_fails_in_no_foreseen_way_spoils_no_other(desk: Desk) -> None:
+    desk.publisher.fail("reply.odd", RuntimeError("bug"))
+    odd, good = asker(reply_to="reply.odd"), asker(reply_to="reply.good")
+    assert dict(await desk.send((odd, answer("a")), (good, answer("b")))) == {odd: False, good: True}
+
+
+async def test_a_reply_leaves_odd_trace_and_correlation_behind(desk: Desk) -> None:
+    assert await desk.reply(headers={"traceparent": b"\xff", "tracestate": "s"}, correlation_id="\ufffd" * 99)
+    (one,) = desk.publisher.published
+    assert (one.headers, one.properties.correlation_id) == ({"tracestate": "s"}, None)
+
+
 async def test_a_job_that_could_not_be_read_is_parked_as_it_came(desk: Desk) -> None:
     await desk.mover.park(delivery_of(b"garbage"), None, Result.failed("", "malformed", "no"))
     assert desk.publisher.published[0].body == b"garbage"
@@ -264,6 +302,14 @@ async def test_a_job_passed_on_keeps_its_address_and_counts_its_attempts(
     assert (one.exchange, one.routing_key, one.body) == ("inferq.fallback", "m.bulk", body)
     assert (one.properties.expiration, one.properties.reply_to) == ("1500", "reply.me")
     assert one.headers == {"inferq-attempt": after}
+
+
+async def test_a_bare_job_is_passed_on_without_headers_and_time_limit(desk: Desk) -> None:
+    delivery = delivery_of(headers={"mine": 1}, correlation_id="c")
+    await desk.mover.pass_on(delivery, b"", exchange="inferq.jobs", expiration_ms=5, bare=True)
+    (one,) = desk.publisher.published
+    assert (one.headers, one.properties.expiration) == ({"inferq-attempt": 2}, None)
+    assert (one.properties.correlation_id, one.properties.reply_to) == ("c", "reply.me")
 
 
 async def test_a_job_without_time_limit_is_passed_on_without_one(desk: Desk) -> None:

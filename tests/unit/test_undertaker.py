@@ -6,10 +6,10 @@ import pytest
 from tests.fakes import VirtualTime, job_of
 from tests.worker_on_fakes import fake_worker
 
-from inferq.amqp import PublishUnknown, Unroutable
+from inferq.amqp import PublishForbidden, PublishUnknown, Unencodable, Unroutable
 from inferq.outcome import Outcome
 from inferq_schemas import Result, decode_jobs, encode_bundle
-from inferq_worker import answer, pipeline, publish
+from inferq_worker import answer, pipeline, publish, undertaker
 
 
 @pytest.fixture
@@ -160,6 +160,38 @@ async def test_a_sender_whose_clock_is_far_ahead_is_answered(time: VirtualTime) 
         await worker.bury(job_of("a", **ahead))
         assert list(worker.codes()) == ["a"]
         assert worker.channel.fates == {1: "acked"}
+
+
+async def test_a_job_over_which_the_broker_closes_the_channel_goes_on_bare(time: VirtualTime) -> None:
+    async with fake_worker(time) as worker:
+        worker.publisher.fail("inferq.fallback", PublishForbidden("406"), times=3)
+        await worker.bury(job_of("a", deadline_unix_ms=worker.unix_ms(30)), headers={"mine": 1})
+        await time.advance(10)
+        (moved,) = worker.moved
+        assert (moved.headers, moved.properties.expiration) == ({"inferq-attempt": 2}, None)
+        assert worker.channel.fates == {1: "acked"}
+
+
+@pytest.mark.parametrize("error", [PublishForbidden("403"), Unencodable("odd"), RuntimeError("bug")])
+async def test_a_job_that_can_never_go_on_goes_back_and_ends_no_worker(time: VirtualTime, error: Exception) -> None:
+    async with fake_worker(time) as worker:
+        worker.publisher.fail("inferq.fallback", error, times=1_000)
+        await worker.bury(job_of("a", deadline_unix_ms=worker.unix_ms(300)))
+        await time.advance(60)
+        assert worker.channel.fates == {1: "requeued"}
+        assert worker.held.deliveries == 0
+
+
+async def test_a_dead_job_that_breaks_the_undertaker_goes_back(
+    time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_delivery: object) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(undertaker, "_verdict", broken)
+    async with fake_worker(time) as worker:
+        await worker.bury([job_of("a"), job_of("b")], lane="bulk")
+        assert worker.channel.fates == {1: "requeued"}
 
 
 async def test_with_redis_away_a_dead_job_without_urgency_waits(time: VirtualTime) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from inferq.outcome import Outcome
 from inferq_schemas import DEFAULT_LIMITS, FALLBACK_EXCHANGE, JOBS_EXCHANGE, Result, Tensor, encode_job
 from inferq_worker.errors import CALLERS_FAULT, StoreUnavailable
 from inferq_worker.publish import sendable
+from inferq_worker.tries import Tries
 from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from inferq_worker.tasks import Tasks
     from inferq_worker.work import Request, WorkItem
 
+_log = logging.getLogger(__name__)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 5.0
 _INLINE_BYTES = DEFAULT_LIMITS.body_bytes // 2
 _CONFLICT = "this id already has the outcome of another content; use a new id, or force to run again"
@@ -99,6 +102,8 @@ class Finisher:
                 self._tasks.spawn(self._finish_once_stored(patient, record))
             elif record is not None:
                 self._unended.append(record)
+        except Exception:  # noqa: BLE001 - logged whole
+            self._could_not_keep(firm, record)
         else:
             await self.abandon(None)
         await self._tell(finals)
@@ -130,6 +135,7 @@ class Finisher:
         """One job of a message is done with; the last one settles the message."""
         self._held.release(request)
         delivery = request.delivery
+        request.settled = True
         delivery.open_requests -= 1
         if delivery.open_requests:
             return
@@ -139,6 +145,12 @@ class Finisher:
             self._metrics.requeued(delivery.lane.model, delivery.lane.name)
         else:
             delivery.settler.ack(delivery.tag)
+
+    def leave(self, request: Request) -> None:
+        """Let the broker deliver a job's message again, because something failed that never should; done once."""
+        if not request.settled:
+            request.delivery.goes_back = True
+            self.settle(request)
 
     async def hand_on(
         self,
@@ -151,7 +163,9 @@ class Finisher:
     ) -> bool:
         """Move a job to the fallback or back to its lane, then settle it here.
 
-        A model without a fallback queue sends it back to its lane. Tries until it is confirmed.
+        A model without a fallback queue sends it back to its lane. Tries until it is confirmed; a job over which the
+        broker closes the channel again and again goes without its headers and time limit, and at last back whence it
+        came.
 
         Args:
             request: whose message the job came in.
@@ -165,20 +179,33 @@ class Finisher:
         """
         exchanges = [FALLBACK_EXCHANGE, JOBS_EXCHANGE] if to_fallback else [JOBS_EXCHANGE]
         body = encode_job(job)
-        delay_s = _RETRY_MIN_S
+        tries = Tries()
         while exchanges:
             try:
                 await self._mover.pass_on(
-                    request.delivery, body, exchange=exchanges[0], expiration_ms=expiration_ms, why=why or {}
+                    request.delivery,
+                    body,
+                    exchange=exchanges[0],
+                    expiration_ms=expiration_ms,
+                    why=why or {},
+                    bare=tries.bare,
                 )
             except Unroutable:
                 del exchanges[0]
-            except PublishFailed:
+            except PublishFailed as error:
+                tries.failed(error)
                 if request.delivery.stale:
                     self.settle(request)
                     return True
-                await asyncio.sleep(delay_s)
-                delay_s = min(delay_s * 2, _RETRY_MAX_S)
+                if tries.hopeless:
+                    _log.error("job %s cannot be handed on and goes back to its queue: %s", job.id, error)
+                    self.leave(request)
+                    return True
+                await tries.pause()
+            except Exception:  # noqa: BLE001 - logged whole
+                _log.exception("job %s could not be handed on and goes back to its queue", job.id)
+                self.leave(request)
+                return True
             else:
                 self.settle(request)
                 return True
@@ -194,9 +221,20 @@ class Finisher:
             except StoreUnavailable:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _RETRY_MAX_S)
+            except Exception:  # noqa: BLE001 - logged whole
+                self._could_not_keep(answers, record)
+                return
             else:
                 await self._tell(finals)
                 return
+
+    def _could_not_keep(self, answers: Sequence[Answer], record: RunRecord | None) -> None:
+        _log.exception("outcomes of %d jobs could not be stored; their messages go back", len(answers))
+        if record is not None:
+            self._unended.append(record)
+        for answer in answers:
+            for request in answer.requests:
+                self.leave(request)
 
     def _still_ours(self, answers: Sequence[Answer]) -> list[Answer]:
         """Let go of answers whose every message the broker took back: the job comes again."""
@@ -277,15 +315,23 @@ class Finisher:
 
     async def _park(self, final: _Final) -> None:
         deliveries = [request.delivery for request in final.answer.requests]
-        delay_s = _RETRY_MIN_S
+        tries = Tries()
         while ours := [delivery for delivery in deliveries if not delivery.stale]:
             try:
-                await self._mover.park(ours[0], final.answer.job, final.result)
-            except PublishFailed:
-                await asyncio.sleep(delay_s)
-                delay_s = min(delay_s * 2, _RETRY_MAX_S)
+                await self._mover.park(ours[0], final.answer.job, final.result, bare=tries.bare)
+            except PublishFailed as error:
+                tries.failed(error)
+                if not tries.hopeless:
+                    await tries.pause()
+                    continue
+                _log.error("job %r cannot be parked and goes back to its queue: %s", final.result.id, error)
+            except Exception:  # noqa: BLE001 - logged whole
+                _log.exception("job %r could not be parked and goes back to its queue", final.result.id)
             else:
                 return
+            for delivery in deliveries:
+                delivery.goes_back = True
+            return
 
     def _count(self, final: _Final) -> None:
         error, timing = final.result.error, final.result.timing_ms

@@ -7,12 +7,22 @@ copied `x-death` without a word.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from inferq.amqp import Publisher, PublishFailed, PublishForbidden, PublishUnknown, Refused, Unroutable, properties
+from inferq.amqp import (
+    Publisher,
+    PublishFailed,
+    PublishForbidden,
+    PublishUnknown,
+    Refused,
+    Unencodable,
+    Unroutable,
+    properties,
+)
 from inferq_schemas import (
     ACCEPT_BUNDLE_HEADER,
     ATTEMPT_HEADER,
@@ -25,6 +35,7 @@ from inferq_schemas import (
     encode_result,
     encode_results,
 )
+from inferq_worker.headers import kept, next_attempt, short, trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +44,7 @@ if TYPE_CHECKING:
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.work import Delivery, Request
 
+_log = logging.getLogger(__name__)
 DIRECT_REPLY = "amq.rabbitmq.reply-to."
 _BUNDLE_RESULTS = 64
 _ENVELOPE_BYTES = 64 * 1024
@@ -80,10 +92,21 @@ class Replies:
                 bundles[request.reply_to].append((request, result))
             else:
                 singles.append((request, result))
-        sends = [self._send([pair]) for pair in singles]
+        sends = [self._send_or_log([pair]) for pair in singles]
         for group in bundles.values():
-            sends += [self._send(group[at : at + _BUNDLE_RESULTS]) for at in range(0, len(group), _BUNDLE_RESULTS)]
+            sends += [
+                self._send_or_log(group[at : at + _BUNDLE_RESULTS]) for at in range(0, len(group), _BUNDLE_RESULTS)
+            ]
         return [pair for pairs in await asyncio.gather(*sends) for pair in pairs]
+
+    async def _send_or_log(self, pairs: Sequence[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
+        """One reply that cannot be made must not keep the others, and the worker, from going on."""
+        try:
+            return await self._send(pairs)
+        except Exception:  # noqa: BLE001 - logged whole
+            _log.exception("a reply of %d results could not be sent", len(pairs))
+            self._metrics.reply("failed")
+            return [(request, False) for request, _ in pairs]
 
     async def _send(self, pairs: Sequence[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
         pairs = [(request, sendable(result)) for request, result in pairs]
@@ -104,11 +127,17 @@ class Replies:
                     body,
                     exchange="",
                     routing_key=reply_to,
-                    properties=properties(correlation_id=delivery.correlation_id, headers=_trace(delivery.headers)),
+                    properties=properties(
+                        correlation_id=short(delivery.correlation_id), headers=trace(delivery.headers)
+                    ),
                     mandatory=not reply_to.startswith(DIRECT_REPLY),
                 )
             except Unroutable:
                 self._metrics.reply("returned")
+                return False
+            except Unencodable as error:
+                _log.warning("no reply can be sent to %.80r: %s", reply_to, error)
+                self._metrics.reply("failed")
                 return False
             except PublishUnknown:
                 # Not known to have arrived: again, until the broker has taken the job away from us.
@@ -133,25 +162,39 @@ class Mover:
         self._publisher = publisher
         self._metrics = metrics
 
-    async def park(self, delivery: Delivery, job: Job | None, result: Result) -> None:
+    async def park(self, delivery: Delivery, job: Job | None, result: Result, *, bare: bool = False) -> None:
         """Put a job that failed for reasons other than its caller's into parking, with the reason in its headers.
+
+        `bare` leaves out the sender's headers and address; so does a message that cannot be written with them.
 
         Raises:
             PublishFailed: it is not known to be parked; the delivery must not be acknowledged.
         """
         error = result.error
-        headers = _kept(delivery.headers) | {
+        headers, dropped = ({}, len(delivery.headers)) if bare else kept(delivery.headers)
+        note = f" ({dropped} headers of the sender were left out)" if dropped else ""
+        headers |= {
             "inferq-reason": error.code if error else "internal",
-            "inferq-message": (error.message if error else "")[:500],
+            "inferq-message": (error.message if error else "")[:500] + note,
             "inferq-job": result.id,
             "inferq-parked-unix-ms": int(time.time() * 1000),
         }
-        await self._publisher.publish(
-            delivery.body if job is None else encode_job(job),
-            exchange=PARKING_EXCHANGE,
-            routing_key=delivery.routing_key,
-            properties=properties(correlation_id=delivery.correlation_id, reply_to=delivery.reply_to, headers=headers),
-        )
+        try:
+            await self._publisher.publish(
+                delivery.body if job is None else encode_job(job),
+                exchange=PARKING_EXCHANGE,
+                routing_key=delivery.routing_key,
+                properties=properties(
+                    correlation_id=None if bare else short(delivery.correlation_id),
+                    reply_to=None if bare else delivery.reply_to,
+                    headers=headers,
+                ),
+            )
+        except Unencodable:
+            if bare:
+                raise
+            await self.park(delivery, job, result, bare=True)
+            return
         self._metrics.parked(delivery.routing_key.partition(".")[0], error.code if error else "internal")
 
     async def pass_on(
@@ -162,10 +205,11 @@ class Mover:
         exchange: str,
         expiration_ms: int | None,
         why: Mapping[str, object] | None = None,
+        bare: bool = False,
     ) -> None:
         """Publish a job to `inferq.fallback` or `inferq.jobs` under its routing key, one attempt further.
 
-        `why` are headers for people who look at the message.
+        `why` are headers for people who look at the message. `bare` leaves out the sender's headers and the time limit.
 
         Raises:
             Unroutable: no queue there takes it (no CPU role for this model).
@@ -173,17 +217,16 @@ class Mover:
         """
         if exchange not in (FALLBACK_EXCHANGE, JOBS_EXCHANGE):
             raise ValueError(f"jobs are not passed on to {exchange!r}")
-        attempt = delivery.headers.get(ATTEMPT_HEADER)
-        attempts = (attempt if isinstance(attempt, int) else 1) + 1
-        headers = _kept(delivery.headers) | {ATTEMPT_HEADER: attempts, **(why or {})}
+        headers, _ = ({}, 0) if bare else kept(delivery.headers)
+        headers |= {ATTEMPT_HEADER: next_attempt(delivery.headers), **(why or {})}
         await self._publisher.publish(
             body,
             exchange=exchange,
             routing_key=delivery.routing_key,
             properties=properties(
-                correlation_id=delivery.correlation_id,
+                correlation_id=short(delivery.correlation_id),
                 reply_to=delivery.reply_to,
-                expiration_ms=expiration_ms,
+                expiration_ms=None if bare else expiration_ms,
                 headers=headers,
             ),
         )
@@ -201,14 +244,6 @@ def sendable(result: Result) -> Result:
 def _packed_bytes(tensor: Tensor) -> int:
     """At most so many bytes in msgpack, which gives each text a head of up to five."""
     return tensor.payload_bytes + (5 * len(tensor.data) if isinstance(tensor.data, tuple) else 0)
-
-
-def _trace(headers: Mapping[str, object]) -> dict[str, object]:
-    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-
-
-def _kept(headers: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in headers.items() if not name.lower().startswith("x-")}
 
 
 __all__ = ["DIRECT_REPLY", "Mover", "PublishFailed", "Replies", "ReplyAllowList"]

@@ -7,6 +7,7 @@ reserve for the CPU, so a job with time left goes on to the fallback. The delive
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from inferq_schemas import Job, RejectedJob, Result
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from inferq_worker.publish import ReplyAllowList
     from inferq_worker.tasks import Tasks
     from inferq_worker.work import Delivery
+
+_log = logging.getLogger(__name__)
 
 
 class Undertaker:
@@ -61,7 +64,15 @@ class Undertaker:
             await self._finisher.finish([_answer(Request(delivery, delivery.lane.name), "", error)], None)
             return
         delivery.open_requests = len(jobs)
-        await asyncio.gather(*(self._bury_job(Request(delivery, lane), job) for job in jobs))
+        await asyncio.gather(*(self._bury_or_leave(Request(delivery, lane), job) for job in jobs))
+
+    async def _bury_or_leave(self, request: Request, job: Job | RejectedJob) -> None:
+        try:
+            await self._bury_job(request, job)
+        except Exception:  # noqa: BLE001 - logged whole
+            # Back it goes, up to the delivery limit, and then the broker parks it: nobody's worker ends over it.
+            _log.exception("dead job %r could not be buried", job.id)
+            self._finisher.leave(request)
 
     async def _bury_job(self, request: Request, job: Job | RejectedJob) -> None:
         if isinstance(job, RejectedJob):

@@ -78,11 +78,13 @@ class Request:
 
     Args:
         payload_bytes: of its inputs that were fetched from Redis.
+        settled: done with; its delivery counts it no longer.
     """
 
     delivery: Delivery
     lane: str
     payload_bytes: int = 0
+    settled: bool = False
 
     @property
     def reply_to(self) -> str | None:
