@@ -170,17 +170,6 @@ def test_a_running_p95_in_doubt_nears_its_first_value_from_above() -> None:
     assert low.seconds == before_s
 
 
-def test_shapes_beyond_the_limit_push_out_those_met_first() -> None:
-    table = LatencyTable({1: 0.02})
-    for number in range(5000):
-        table.observe(1, 0.05, number)
-        table.doubt(0.0, number)
-    assert len(table._buckets) == len(table._factors) == 1024
-    assert len(table._doubted_s) <= 1024
-    assert table.predict(1, 0) == 0.02
-    assert table.predict(1, 4999) == pytest.approx(0.026)
-
-
 def test_a_running_p95_starts_with_what_it_was_given() -> None:
     assert RunningP95(0.003).seconds == 0.003
 

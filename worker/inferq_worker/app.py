@@ -233,7 +233,9 @@ class Worker:
         for consumer in self._broker.consumers:
             model = self._models.get(consumer.lane.model)
             if model is not None and consumer.lane.rank == 0:
-                consumer.aim(model.window.rows(_OBSERVE_EVERY_S))
+                rows = model.session.info.max_rows
+                run_s = model.latency.predict(rows)
+                consumer.aim(model.window.rows(rows / run_s if run_s else None))
 
     def _lanes_of(self, file: ModelFile, info: SessionInfo) -> list[Lane]:
         return lanes_of(file, self._settings.role, self._settings.lanes, info.max_rows)

@@ -5,6 +5,7 @@ The steps do not know each other; this module calls them in turn, decides what f
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
@@ -160,13 +161,28 @@ class Pipeline:
             self._device.checked(time.monotonic() - closed_s)
             self._device.composed(self._predict_s(batch))
             if batch.items:
-                run = await self._device.begin(self._predict_s(batch))
-                batch = self._still_due(batch)
+                run, batch = await self._begin(batch)
                 if batch.items:
                     self._tasks.spawn(self._answer(batch, record, run, closed_s))
                     continue
                 self._device.end(run)
             await self._finisher.abandon(record)
+
+    async def _begin(self, batch: Batch[WorkItem]) -> tuple[Run, Batch[WorkItem]]:
+        """Wait for the device, which may be free later than predicted; jobs that expire meanwhile are told at once."""
+        begun = asyncio.ensure_future(self._device.begin(self._predict_s(batch)))
+        try:
+            while not begun.done():
+                due_s = min(
+                    (one.deadline_s for one in batch.items if one.deadline_s and not one.serve_late), default=None
+                )
+                wait_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+                await asyncio.wait({begun}, timeout=wait_s)
+                batch = self._still_due(batch)
+        finally:
+            if not begun.done():
+                begun.cancel()
+        return begun.result(), batch
 
     def _predict_s(self, batch: Batch[WorkItem]) -> float | None:
         """How long a batch will run; None where nothing is known, or nothing left of it."""
@@ -382,7 +398,6 @@ class Pipeline:
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name
-        model.window.served(report.rows)
         error_ratio = model.latency.observe(report.rows, report.run_s, batch.items[0].bucket)
         if error_ratio is not None:
             self._metrics.prediction_error(name, error_ratio)

@@ -138,6 +138,8 @@ class Triage:
         now_s = self._clock.now()
         left_ms = ((item.deadline_s or now_s) - now_s) * 1000
         cpu = "no CPU worker lives" if cpu_s is None else f"a CPU worker would answer in {_ms(cpu_s, now_s)} ms"
+        if not self._cpus:
+            cpu = "there is no other to ask"
         if cpu_s is not None and not self._may_divert(item):
             cpu = "the job may not go to a CPU worker"
         return f"{left_ms:.0f} ms left; this worker would answer in {_ms(gpu_s, now_s)} ms, and {cpu}"
