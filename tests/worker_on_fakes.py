@@ -150,6 +150,7 @@ async def fake_worker(
     max_wait_s: float = 0.0,
     max_rows: int = 32,
     max_held_bytes: int = 2**20,
+    slots: int = 1,
     policy_name: str = "size_or_timeout",
 ) -> AsyncIterator[WorkerOnFakes]:
     """A worker that serves model `m`, which doubles `x`, until the block ends; nothing is drained then."""
@@ -186,7 +187,7 @@ async def fake_worker(
             answerer = Answerer(worker=WORKER, role=role)
             clock = LoopClock(asyncio.get_running_loop(), time.monotonic)
             policy: Policy[WorkItem] = _policy(policy_name, latency, max_rows=max_rows, max_wait_s=max_wait_s)
-            device = Device(1, clock)
+            device = Device(slots, clock)
             cpus = {"m": CpuPool()} if role == "gpu" else {}
             triage = Triage(
                 policy=policy if isinstance(policy, ForecastingPolicy) else None,

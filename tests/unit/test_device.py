@@ -116,6 +116,31 @@ async def test_with_several_slots_a_free_one_is_taken_first_and_then_that_which_
     assert composed.done()
 
 
+async def test_a_run_alone_waits_for_all_slots_and_lets_nobody_beside_it(clock: FakeClock) -> None:
+    device = Device(2, clock)
+    first = await device.begin(RUN_S)
+    alone = asyncio.ensure_future(device.begin(RUN_S, alone=True))
+    await turn()
+    later = asyncio.ensure_future(device.begin(RUN_S))
+    await turn()
+    assert not alone.done()
+    assert not later.done(), "who comes later does not pass by"
+
+    device.end(first)
+    await turn()
+    assert alone.done()
+    assert not later.done()
+    composed = asyncio.ensure_future(device.nearly_free())
+    await turn()
+    assert not composed.done(), "no slot is free while it runs"
+    assert device.start_s == pytest.approx(clock.now() + RUN_S)
+
+    device.end(alone.result())
+    await turn()
+    assert later.done()
+    assert composed.done()
+
+
 async def test_of_several_runs_one_whose_end_is_known_decides(clock: FakeClock) -> None:
     device = Device(2, clock)
     await device.begin(None)

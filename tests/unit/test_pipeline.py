@@ -370,6 +370,24 @@ async def test_the_record_of_a_solo_run_is_gone_before_the_next_run_begins(
         assert mine == [{"s2"}]
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_no_record_of_a_suspect_stands_while_another_run_could_end_the_process(
+    time: VirtualTime, slots: int
+) -> None:
+    async with fake_worker(time, session=held_back(), slots=slots) as worker:
+        left_behind(worker, "suspect", "other")
+        await worker.take(job_of("harmless"))
+        await worker.take(job_of("suspect"), redelivered=True)
+        await worker.take(job_of("next"))
+        await time.advance(1)
+        mine = [sorted(one.ids) for one in worker.store.running.values() if one.worker == WORKER]
+        assert ["harmless"] in mine
+        assert ["suspect"] not in mine
+        worker.session.gate.set()
+        await time.settle()
+        assert worker.codes() == {"harmless": "ok", "suspect": "ok", "next": "ok"}
+
+
 async def test_a_suspect_that_ended_a_worker_alone_is_parked_unrun(time: VirtualTime) -> None:
     async with fake_worker(time) as worker:
         left_behind(worker, "a", "b")

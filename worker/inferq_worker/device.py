@@ -24,6 +24,7 @@ class Run:
     """One run on the device; monotonic seconds."""
 
     started_s: float
+    slots: int = 1
 
 
 class Device:
@@ -37,6 +38,7 @@ class Device:
     def __init__(self, slots: int, clock: Clock) -> None:
         self._clock = clock
         self._free = asyncio.Semaphore(slots)
+        self._turn = asyncio.Lock()
         self._slots = slots
         self._ends_s: dict[Run, float] = {}
         self._changed = asyncio.Event()
@@ -47,9 +49,13 @@ class Device:
     def start_s(self) -> float:
         """When a batch composed now is expected to start running, monotonic seconds."""
         end_s = min(self._ends_s.values(), default=_UNKNOWN_S)
-        if len(self._ends_s) < self._slots or end_s == _UNKNOWN_S:
+        if self._taken < self._slots or end_s == _UNKNOWN_S:
             return self._clock.now() + self._composed_s
         return max(self._clock.now(), end_s) + self._composed_s
+
+    @property
+    def _taken(self) -> int:
+        return sum(run.slots for run in self._ends_s)
 
     def longest_run_s(self) -> float:
         """Age in seconds of the oldest run under way; 0 while none is. May be asked from any thread."""
@@ -74,7 +80,7 @@ class Device:
 
     async def nearly_free(self) -> None:
         """Wait until the next batch should be composed; until a slot is free if no run's end can be told."""
-        while len(self._ends_s) >= self._slots:
+        while self._taken >= self._slots:
             compose_s = min(self._ends_s.values()) - self.lead_s
             if compose_s <= self._clock.now():
                 return
@@ -86,16 +92,34 @@ class Device:
                 if timer is not None:
                     timer.cancel()
 
-    async def begin(self, expected_s: float | None) -> Run:
-        """Wait for a free slot, then take it for a run that is expected to last `expected_s` seconds, if known."""
-        await self._free.acquire()
+    async def begin(self, expected_s: float | None, *, alone: bool = False) -> Run:
+        """Wait for a free slot, then take it for a run that is expected to last `expected_s` seconds, if known.
+
+        Args:
+            expected_s: seconds, None = not known.
+            alone: wait for all slots and take them all: a death during the run is then nobody else's.
+        """
+        slots = self._slots if alone else 1
+        taken = 0
+        try:
+            async with self._turn:
+                while taken < slots:
+                    await self._free.acquire()
+                    taken += 1
+        except asyncio.CancelledError:
+            self._give_back(taken)
+            raise
         self._composed_s = 0.0
-        run = Run(self._clock.now())
+        run = Run(self._clock.now(), slots)
         self._ends_s[run] = _UNKNOWN_S if expected_s is None else run.started_s + expected_s
         return run
 
     def end(self, run: Run) -> None:
         """The run is over: its slot is free."""
         del self._ends_s[run]
-        self._free.release()
+        self._give_back(run.slots)
         self._changed.set()
+
+    def _give_back(self, slots: int) -> None:
+        for _ in range(slots):
+            self._free.release()

@@ -157,6 +157,9 @@ class Pipeline:
                 return
             closed_s = time.monotonic()
             self._device.composed(self._predict_s(batch))
+            if batch.reason == "solo":
+                await self._run_alone(batch, closed_s)
+                continue
             record, batch = await self._claim(batch)
             self._device.checked(time.monotonic() - closed_s)
             self._device.composed(self._predict_s(batch))
@@ -168,9 +171,24 @@ class Pipeline:
                 self._device.end(run)
             await self._finisher.abandon(record)
 
+    async def _run_alone(self, batch: Batch[WorkItem], closed_s: float) -> None:
+        """Run a suspect with nothing beside it.
+
+        Its record, which would convict it, is not written before the device is all its own: while another run is under
+        way, an end of the process may be that run's doing.
+        """
+        run, batch = await self._begin(batch)
+        if batch.items:
+            record, batch = await self._claim(batch)
+            if batch.items:
+                self._tasks.spawn(self._answer(batch, record, run, closed_s))
+                return
+            await self._finisher.abandon(record)
+        self._device.end(run)
+
     async def _begin(self, batch: Batch[WorkItem]) -> tuple[Run, Batch[WorkItem]]:
         """Wait for the device, which may be free later than predicted; jobs that expire meanwhile are told at once."""
-        begun = asyncio.ensure_future(self._device.begin(self._predict_s(batch)))
+        begun = asyncio.ensure_future(self._device.begin(self._predict_s(batch), alone=batch.reason == "solo"))
         try:
             while not begun.done():
                 due_s = min(
