@@ -253,9 +253,12 @@ class Courier:
                         group.create_task(self._resend(message, lane, gate))
 
     async def _resend(self, jobs: Sequence[Job], lane: str, gate: asyncio.Semaphore) -> None:
+        correlation_id = jobs[0].id if len(jobs) == 1 else str(uuid.uuid4())
+        # For a worker that refuses the bundle as a whole: its answer names no job.
+        self.waiters.correlate(correlation_id, jobs)
         async with gate:
             try:
-                await self.send(jobs, lane=lane, correlation_id=jobs[0].id if len(jobs) == 1 else str(uuid.uuid4()))
+                await self.send(jobs, lane=lane, correlation_id=correlation_id)
             except InferqError as error:
                 _log.warning("%d jobs could not be sent again after the reply queue was lost: %s", len(jobs), error)
                 # With Redis the first sending can still bring the answer; without it nobody would.

@@ -93,6 +93,11 @@ class Waiters:
         finally:
             self.forget(pending)
 
+    def correlate(self, correlation_id: str, jobs: Collection[Job]) -> None:
+        """Like `correlated`, for as long as anybody waits for one of the jobs."""
+        self._ids_of = {name: ids for name, ids in self._ids_of.items() if not ids.isdisjoint(self._by_id)}
+        self._ids_of[correlation_id] = frozenset(job.id for job in jobs)
+
     @contextlib.contextmanager
     def correlated(self, correlation_id: str, jobs: Collection[Job]) -> Iterator[None]:
         """Remember which ids a message holds, for an answer that names only its message."""

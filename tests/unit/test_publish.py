@@ -124,6 +124,13 @@ async def test_replies_leave_as_bundles_only_where_that_was_asked_for(desk: Desk
     assert sizes([one.body for one in desk.publisher.published]) == [1, 3]
 
 
+async def test_answers_to_unreadable_messages_each_go_under_their_own_correlation(desk: Desk) -> None:
+    pairs = [(asker(headers=ACCEPT, correlation_id=name), Result.failed("", "malformed", "no")) for name in ("A", "B")]
+    await desk.send(*pairs, (asker(headers=ACCEPT, correlation_id="C"), answer("c")))
+    told = {one.properties.correlation_id: decode_results(one.body)[0].id for one in desk.publisher.published}
+    assert told == {"A": "", "B": "", "C": "c"}
+
+
 async def test_bundles_go_to_each_reply_queue_on_its_own_and_stay_small(desk: Desk) -> None:
     pairs = [(asker(headers=ACCEPT, reply_to=f"reply.{number % 2}"), answer(str(number))) for number in range(140)]
     await desk.send(*pairs)

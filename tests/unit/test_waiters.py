@@ -47,6 +47,18 @@ async def test_an_answer_without_id_speaks_of_its_whole_message() -> None:
         assert not waiters.resolve(broken, None)
 
 
+async def test_a_message_sent_again_is_known_by_its_new_name_while_anybody_waits() -> None:
+    waiters = Waiters()
+    broken = Result.failed("", "malformed", "unreadable")
+    with waiters.waiting("a") as first, waiters.waiting("b") as second:
+        waiters.correlate("again", [job("a"), job("b")])
+        waiters.correlate("more", [job("b")])
+        assert waiters.resolve(broken, "again")
+        assert (await first.answer, await second.answer) == (broken, broken)
+    waiters.correlate("later", [job("c")])
+    assert not waiters.resolve(broken, "again")
+
+
 async def test_a_cancelled_wait_is_forgotten() -> None:
     waiters = Waiters()
 

@@ -88,7 +88,8 @@ class Replies:
         for request, result in answers:
             if request.reply_to is None:
                 continue
-            if request.delivery.headers.get(ACCEPT_BUNDLE_HEADER) == "bundle":
+            # An answer without id speaks of its whole message, which only that message's correlation id tells.
+            if result.id and request.delivery.headers.get(ACCEPT_BUNDLE_HEADER) == "bundle":
                 bundles[request.reply_to].append((request, result))
             else:
                 singles.append((request, result))
