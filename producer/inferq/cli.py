@@ -1,7 +1,8 @@
 """The frame of the command line: finds the command, loads only that one, and turns errors into one message.
 
 Commands come from the entry-point group `inferq.commands`. What they do stands in their own modules; the worker's are
-imported only when called, so that a client needs no worker extra.
+imported only when called, so that a client needs no worker extra. This module imports next to nothing by itself, so
+that an early Ctrl-C meets `main` and not an import.
 """
 
 from __future__ import annotations
@@ -11,13 +12,8 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from inferq.commands import CONFIGURATION_HINT, CommandError
-from inferq.configuration import ConfigurationError
-from inferq.version import installed_version
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +38,8 @@ _SUMMARIES: Mapping[str, str] = {
 }
 """One line for each of our commands: listing them must not import them."""
 _LAZY_ERRORS: Mapping[str, Sequence[str]] = {
+    "inferq.commands": ("CommandError",),
+    "inferq.configuration": ("ConfigurationError",),
     "inferq.amqp": ("BrokerUnreachable", "PublishFailed"),
     "inferq.errors": ("InferqError",),
     "inferq.management": ("ManagementError",),
@@ -53,7 +51,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 _DESCRIPTION = "Run ONNX models behind RabbitMQ: send jobs, serve them in batches, look after the queues."
-_EPILOG = f"""\
+_EPILOG = """\
 configuration, the weakest first:
   defaults; inferq.toml (--config, else INFERQ_CONFIG, else ./inferq.toml); environment (INFERQ_BROKER__URL=...);
   files in INFERQ_SECRETS_DIR (inferq_broker__url); --set on the command line
@@ -64,7 +62,14 @@ examples:
   inferq --set broker.url=amqp://user:password@broker.example/ topology check
   inferq COMMAND --help
 
-{CONFIGURATION_HINT.replace("; see `inferq --help`", "")}"""
+Every command also takes --config FILE and --set section.key=value."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; a screen of usage would hide it. Subparsers are of the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_ERROR, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class _Command:
 
 def find_commands() -> dict[str, str]:
     """All commands: name to `module:function`, from installed metadata or, in a bare checkout, from our own table."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - see the module's first lines
+
     return dict(OWN_COMMANDS) | {entry.name: entry.value for entry in entry_points(group=GROUP)}
 
 
@@ -149,14 +156,16 @@ def _configuration_options(parser: argparse.ArgumentParser) -> None:
 def _take_configuration(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Take --config and --set from anywhere in the line, so that they may stand before or after the command."""
     end = argv.index("--") if "--" in argv else len(argv)
-    parser = argparse.ArgumentParser(prog="inferq", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog="inferq", add_help=False, allow_abbrev=False)
     _configuration_options(parser)
     shared, rest = parser.parse_known_args(argv[:end])
     return shared, rest + argv[end:]
 
 
 def _parser(commands: Mapping[str, _Command], called: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    from inferq.version import installed_version  # noqa: PLC0415 - see the module's first lines
+
+    parser: argparse.ArgumentParser = _Parser(
         prog="inferq",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -187,6 +196,8 @@ def _raise_if_extra_is_missing(command: str, error: ModuleNotFoundError) -> None
     """Say what to install. Any other missing module is a fault of ours and deserves its traceback."""
     missing = (error.name or "").partition(".")[0]
     if missing in _EXTRA_MODULES:
+        from inferq.commands import CommandError  # noqa: PLC0415 - see the module's first lines
+
         raise CommandError(
             f"`inferq {command}` needs the worker extra ({missing} is not installed): "
             "pip install 'inferq[worker]' (GPU) or 'inferq[worker-cpu]'"
@@ -197,4 +208,4 @@ def _errors_for_people() -> tuple[type[BaseException], ...]:
     """Errors whose message says it all. A module that was never imported has raised nothing, and is not imported."""
     lazy = [(module, name) for module, names in _LAZY_ERRORS.items() for name in names]
     loaded = [getattr(sys.modules[module], name) for module, name in lazy if module in sys.modules]
-    return (ConfigurationError, CommandError, *loaded)
+    return tuple(loaded)

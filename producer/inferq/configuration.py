@@ -76,7 +76,7 @@ def load_settings(cls: type[SettingsT], *, config_file: Path | None = None, over
 
     Raises:
         ConfigurationError: an unknown key, an unreadable file, a value out of bounds, a contradiction. It lists all
-            that was found at the first stage that failed, not only the first problem.
+            that was found, not only the first problem.
     """
     gathered = _Gathered(cls)
     _read_file(gathered, config_file)
@@ -84,16 +84,20 @@ def load_settings(cls: type[SettingsT], *, config_file: Path | None = None, over
     _read_secrets(gathered)
     for text in overrides:
         _read_override(gathered, text)
-    if gathered.problems:
-        raise _configuration_error(gathered.problems)
+    problems = list(gathered.problems)
     try:
-        return cls(**gathered.tree)
+        settings = cls(**gathered.tree)
     except ValidationError as error:
-        problems = [
+        problems += [
             line
             for detail in error.errors(include_url=False, include_input=False, include_context=False)
+            # What a source could not say is not missing.
+            if not (gathered.problems and detail["type"] == "missing")
             for line in _describe(gathered, detail)
         ]
+    else:
+        if not problems:
+            return settings
     # Raised outside the handler: the chained ValidationError would print a traceback and is of no use to anybody.
     raise _configuration_error(problems)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inferq_schemas import FALLBACK_LANE, LANE_PATTERN, MODEL_PATTERN, ModelTopology, Policy, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from inferq.management import Management
 
@@ -47,6 +47,20 @@ def models_of(definitions: Mapping[str, Any]) -> dict[str, ModelTopology]:
         jobs = tuple(sorted(names - {FALLBACK_LANE}))
         found[model] = ModelTopology(model, jobs, fallback) if jobs else ModelTopology(model, fallback=fallback)
     return found
+
+
+def only_models(definitions: Mapping[str, Any], models: Collection[str]) -> dict[str, Any]:
+    """The same definitions without what belongs to other models: their queues, bindings and own policies."""
+    others = models_of(definitions).keys() - set(models)
+    queues = {name for model in others for name in queues_of(definitions, model)}
+    policies = {policy_without_fallback(model).name for model in others}
+    # A binding without its queue's model known is left in: nobody's things are everybody's.
+    return {
+        **definitions,
+        "queues": [entry for entry in definitions.get("queues", ()) if entry["name"] not in queues],
+        "bindings": [entry for entry in definitions.get("bindings", ()) if entry["destination"] not in queues],
+        "policies": [entry for entry in definitions.get("policies", ()) if entry["name"] not in policies],
+    }
 
 
 def ensure_model(management: Management, model: ModelTopology) -> list[str]:

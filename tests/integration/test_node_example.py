@@ -83,3 +83,30 @@ async def test_it_says_what_to_do_about_an_unknown_model(example: Path, broker: 
 
     assert (code, output) == (1, "")
     assert "inferq topology add-model" in errors
+    assert "lane" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--values", "a,b"], '--values: "a"'),
+        (["--values", "1,,2"], '--values: ""'),
+        (["--shape", "0,4"], '--shape: "0"'),
+        (["--deadline-ms", "soon"], '--deadline-ms: "soon"'),
+    ],
+)
+@pytest.mark.timeout(120)
+async def test_what_is_no_number_is_refused(example: Path, arguments: list[str], said: str) -> None:
+    code, _, errors = await run(example, "--model", "m", *arguments)
+
+    assert code == 1
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.timeout(120)
+async def test_help_shows_the_options(example: Path) -> None:
+    code, output, errors = await run(example, "--help")
+
+    assert (code, errors) == (0, "")
+    assert output.startswith("usage: node index.js --model NAME")

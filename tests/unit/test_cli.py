@@ -173,6 +173,72 @@ def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.Captur
     assert "topology" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["nope"], "see `inferq --help`"),
+        (["submit"], "inferq submit: the following arguments are required: FILE, --model; see `inferq submit --help`"),
+        (["topology", "chek"], "see `inferq topology --help`"),
+        (["topology", "check", "--modell", "m"], "see `inferq --help`"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line(
+    line: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.endswith(f"{said}\n")
+    assert shown.err.count("\n") == 1
+
+
+def test_the_frame_imports_nothing_slow_so_that_an_early_interrupt_meets_main() -> None:
+    code = "import sys; import inferq.cli; assert not {'pydantic', 'numpy', 'importlib.metadata'} & sys.modules.keys()"
+    assert subprocess.run([sys.executable, "-S", "-c", code], check=False, env=_import_path()).returncode == 0
+
+
+def _import_path() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["FOLDER"], "is a directory; name the .jsonl or .npz files in it"),
+        (["x.npy"], "numpy.savez"),
+        (["m.onnx"], "inferq worker --model"),
+        (["a.xlsx"], "jobs come as .jsonl (a JSON object a line) or .npz, not as .xlsx"),
+        (["a.jsonl"], "a.jsonl: No such file or directory"),
+        (["-", "--output", "out.csv"], "answers are written as .jsonl or .npz, not as .csv"),
+        (["-", "--output", "FOLDER"], "is a directory; name a .jsonl or .npz file in it"),
+        (["-", "--output", "nowhere/out.npz"], "there is no directory nowhere"),
+        (["in.jsonl", "--output", "in.jsonl"], "is also an input, which it would overwrite"),
+        (["-", "--lane", "Bulk"], "'Bulk' is no lane name"),
+        (["-", "--model", "a.b"], "'a.b' is no model name"),
+        (["-", "--checkpoint", "nowhere/c"], "--checkpoint cannot go on in standard input"),
+        (["in.jsonl", "--output", "out.jsonl", "--checkpoint", "nowhere/c"], "nowhere/c: No such file or directory"),
+    ],
+)
+def test_what_submit_cannot_read_or_write_is_said_before_anything_is_sent(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"x": [[1]]}\n')
+    line = [str(tmp_path) if word == "FOLDER" else word for word in words]
+
+    assert cli.main(["submit", "--model", "m", *line]) == 2
+
+    errors = capsys.readouterr().err
+    assert errors.startswith("inferq: ")
+    assert said in errors
+    assert errors.count("\n") == 1
+    assert (tmp_path / "in.jsonl").read_text() == '{"x": [[1]]}\n'
+
+
 def test_each_command_shows_description_and_examples(
     command: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,4 +295,4 @@ def test_an_impossible_model_name_is_refused_before_the_broker_is_asked(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["topology", "add-model", name, "--set", "broker.url=amqp://127.0.0.1:1/"]) == 2
-    assert "does not match" in capsys.readouterr().err
+    assert f"inferq: {name!r} is no model name: use small letters" in capsys.readouterr().err

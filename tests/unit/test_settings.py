@@ -309,3 +309,23 @@ def test_every_section_of_the_worker_is_one_that_the_client_skips_or_reads() -> 
 
 def test_every_knob_of_the_worker_has_a_description_too() -> None:
     assert not [name for name, info in _fields(WorkerSettings) if not info.description]
+
+
+def test_all_kinds_of_mistakes_are_shown_at_once(tmp_path: Path) -> None:
+    (tmp_path / "inferq.toml").write_text('[brokr]\nurl = "x"\n[broker]\nheartbeat_s = 0\n[redis]\nurl = "http://h"\n')
+
+    text = refusal("client.bundle_jobs=many", "nonsense")
+
+    for part in ("brokr", "broker.heartbeat_s", "redis.url", "client.bundle_jobs", "--set nonsense"):
+        assert part in text
+
+
+def test_what_an_unreadable_file_may_have_said_is_not_called_missing(tmp_path: Path) -> None:
+    class Needing(Settings):
+        broker: BrokerSettings
+
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(Needing, config_file=tmp_path / "nothing.toml")
+
+    assert "cannot be read" in str(caught.value)
+    assert "is required" not in str(caught.value)

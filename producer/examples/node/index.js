@@ -47,7 +47,10 @@ function publishConfirmed(channel, routingKey, body, properties) {
   return new Promise((resolve, reject) => {
     // The broker returns an unroutable message first and confirms it afterwards, so the return decides.
     channel.once('return', () => {
-      reject(new Error(`no queue for "${routingKey}": add the model with "inferq topology add-model", or mend its name`));
+      reject(new Error(
+        `no queue for "${routingKey}" (model.lane): check the lane (by default interactive and bulk) and the model's name, ` +
+        'or add them with "inferq topology add-model NAME --lanes A,B"',
+      ));
     });
     channel.publish(JOBS_EXCHANGE, routingKey, body, { ...properties, mandatory: true }, (error) => {
       if (error) reject(new Error(`the broker refused the job, its queue is full: ${error.message}`));
@@ -94,9 +97,31 @@ async function ask(connection, { model, lane, inputs, deadlineMs }) {
   }
 }
 
+const USAGE = `usage: node index.js --model NAME [options]
+
+  --url URL          the broker (default: INFERQ_BROKER__URL, else amqp://guest:guest@127.0.0.1:5672/)
+  --model NAME       a model that a worker serves
+  --lane NAME        which of the model's queues (default: interactive)
+  --input NAME       name of the input (default: x)
+  --shape N,M        its shape, batch axis first (default: 1,4)
+  --values A,B,...   its values, float32 (default: 5.1,3.5,1.4,0.2)
+  --deadline-ms MS   how long the answer is of use (default: 10000)`;
+
+/** "1,2.5" as numbers; anything else would travel as NaN, and a model would answer it. */
+function numberList(name, text, fits = Number.isFinite) {
+  return text.split(',').map((part) => {
+    const number = part.trim() === '' ? NaN : Number(part);
+    if (!fits(number)) throw new Error(`--${name}: "${part}" is not a fitting number; write --${name} 1,4`);
+    return number;
+  });
+}
+
+const isCount = (number) => Number.isInteger(number) && number >= 1;
+
 function readArguments() {
   const { values } = parseArgs({
     options: {
+      help: { type: 'boolean', short: 'h', default: false },
       url: { type: 'string', default: process.env.INFERQ_BROKER__URL ?? 'amqp://guest:guest@127.0.0.1:5672/' },
       model: { type: 'string' },
       lane: { type: 'string', default: 'interactive' },
@@ -106,19 +131,28 @@ function readArguments() {
       'deadline-ms': { type: 'string', default: '10000' },
     },
   });
-  if (!values.model) throw new Error('--model is missing: the name of a model that a worker serves');
-  const list = (text) => text.split(',').map(Number);
+  if (values.help) return null;
+  if (!values.model) throw new Error('--model is missing: the name of a model that a worker serves; see --help');
+  const [deadlineMs, ...more] = numberList('deadline-ms', values['deadline-ms'], isCount);
+  if (more.length) throw new Error('--deadline-ms: give one number of milliseconds');
   return {
     url: values.url,
     model: values.model,
     lane: values.lane,
-    inputs: { [values.input]: float32Tensor(list(values.values), list(values.shape)) },
-    deadlineMs: Number(values['deadline-ms']),
+    inputs: {
+      [values.input]: float32Tensor(numberList('values', values.values), numberList('shape', values.shape, isCount)),
+    },
+    deadlineMs,
   };
 }
 
 async function main() {
-  const { url, ...question } = readArguments();
+  const given = readArguments();
+  if (given === null) {
+    console.log(USAGE);
+    return;
+  }
+  const { url, ...question } = given;
   const connection = await amqplib.connect(url, { timeout: 10_000 });
   try {
     const { status, error, outputs = {}, ...rest } = await ask(connection, question);

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from inferq import Client
+from inferq import Client, InferqError
 
 
 async def main(model: str, name: str = "x") -> None:
@@ -17,4 +17,9 @@ async def main(model: str, name: str = "x") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python infer.py MODEL [INPUT_NAME]")
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except InferqError as error:
+        sys.exit(str(error))

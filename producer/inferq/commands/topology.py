@@ -9,10 +9,11 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from inferq.commands import CommandError, add_command, settings_of
+from inferq.commands import CommandError, add_command, settings_of, speak_in_lines
 from inferq.counts import count_queues
 from inferq.management import Management, vhost_of
-from inferq.provision import bring, delete_model, ensure_model, models_of, queues_of, unbind_model
+from inferq.names import lane_problem, model_problem
+from inferq.provision import bring, delete_model, ensure_model, models_of, only_models, queues_of, unbind_model
 from inferq.settings import ClientSettings
 from inferq_schemas import ContractError, ModelTopology, Topology, diff
 
@@ -63,8 +64,9 @@ def register(subparsers: Subparsers) -> None:
         "check",
         _check,
         "compare the broker with what it should be",
-        "Prints every difference with its mend. Without models in inferq.toml and without --model, it checks the "
-        "models whose queues the broker has. Exit status 0 if there is no difference, else 1.",
+        "Prints every difference with its mend. With --model it looks only at what belongs to these models and to all; "
+        "without, at all models of inferq.toml, and what belongs to others is a difference; with none there either, at "
+        "the models whose queues the broker has. Exit status 0 if there is no difference, else 1.",
     )
     export = _action(
         actions,
@@ -89,11 +91,13 @@ def _register_model_actions(actions: Subparsers) -> None:
         _add_model,
         "create the queues of one model",
         "Creates the queues, bindings and policy of a model, and the shared objects if they are missing. The lanes are "
-        "--lanes, or those of inferq.toml, or interactive and bulk.",
+        "--lanes, or those of inferq.toml, or interactive and bulk. Refuses to change the lanes or the fallback of a "
+        "model that the broker has, unless --force; no queue is deleted even then.",
     )
     add.add_argument("name", metavar="NAME", help="name of the model, as in the jobs")
     add.add_argument("--lanes", metavar="A,B", help="its lanes, with commas between")
     add.add_argument("--no-fallback", action="store_true", help="no CPU workers serve it: late jobs are dead-lettered")
+    add.add_argument("--force", action="store_true", help="change the lanes or the fallback of a model that is there")
     remove = _action(
         actions,
         "remove-model",
@@ -121,14 +125,17 @@ def _apply(args: argparse.Namespace) -> int:
     present = models_of(management.definitions())
     expected = Topology((_asked(args, settings) | present | _configured(settings)).values())
     _report(bring(management, expected), nothing="nothing to do: the broker has it all")
-    return _print_differences(expected, management.definitions())
+    return _print_differences(expected, management.definitions(), named=args.model)
 
 
 def _check(args: argparse.Namespace) -> int:
     settings = settings_of(args, ClientSettings)
     actual = Management.of(settings.broker).definitions()
     models = _asked(args, settings) or models_of(actual)
-    status = _print_differences(Topology(models.values()), actual)
+    if args.model:
+        models = {name: models[name] for name in args.model}
+        actual = only_models(actual, models)
+    status = _print_differences(Topology(models.values()), actual, named=args.model)
     if status == 0:
         print(f"the broker is as it should be for {_listed(models)}")
     return status
@@ -151,9 +158,31 @@ def _add_model(args: argparse.Namespace) -> int:
     lanes = configured.lanes if args.lanes is None else tuple(lane.strip() for lane in args.lanes.split(","))
     model = _model(args.name, lanes, fallback=configured.fallback and not args.no_fallback)
     management = Management.of(settings.broker)
+    present = models_of(management.definitions()).get(args.name)
+    if present is not None and not args.force and (changes := _changes(present, model)):
+        raise CommandError(
+            f"the broker has model {args.name}, and this would change it: {'; '.join(changes)}. Nothing was done. Name "
+            "its lanes as they are (--lanes, --no-fallback), or say --force"
+        )
     _report(ensure_model(management, model), nothing=f"nothing to do: the broker has {args.name}")
     actual = management.definitions()
     return _print_differences(Topology((models_of(actual) | {model.model: model}).values()), actual)
+
+
+def _changes(present: ModelTopology, wanted: ModelTopology) -> list[str]:
+    """What would change, in words; the order of lanes is no difference."""
+    more = [lane for lane in wanted.lanes if lane not in present.lanes]
+    fewer = [lane for lane in present.lanes if lane not in wanted.lanes]
+    changes = [f"create the lane{'s' if len(more) > 1 else ''} {', '.join(more)}"] if more else []
+    if fewer:
+        changes.append(f"leave the lane{'s' if len(fewer) > 1 else ''} {', '.join(fewer)} over, which it has now")
+    if present.fallback != wanted.fallback:
+        changes.append(
+            "give it a CPU fallback, which it has not now"
+            if wanted.fallback
+            else "send its late jobs to inferq.dead, and leave its fallback queue over"
+        )
+    return changes
 
 
 def _remove_model(args: argparse.Namespace) -> int:
@@ -180,6 +209,7 @@ def _remove_model(args: argparse.Namespace) -> int:
 
 
 def _refuse_if_in_use(settings: ClientSettings, queues: Sequence[str], model: str) -> None:
+    speak_in_lines()
     counts = asyncio.run(count_queues(settings.broker, queues))
     used = [
         f"{queue} holds {count.ready} messages and has {count.consumers} consumers"
@@ -194,6 +224,9 @@ def _refuse_if_in_use(settings: ClientSettings, queues: Sequence[str], model: st
 
 
 def _model(name: str, lanes: tuple[str, ...] | None = None, *, fallback: bool = True) -> ModelTopology:
+    problems = [model_problem(name), *map(lane_problem, lanes or ())]
+    if problem := next(filter(None, problems), None):
+        raise CommandError(problem)
     try:
         return ModelTopology(name, fallback=fallback) if lanes is None else ModelTopology(name, lanes, fallback)
     except ContractError as error:
@@ -216,10 +249,13 @@ def _report(done: Sequence[str], *, nothing: str) -> None:
         print(line)
 
 
-def _print_differences(expected: Topology, actual: Mapping[str, Any]) -> int:
+def _print_differences(expected: Topology, actual: Mapping[str, Any], *, named: Sequence[str] = ()) -> int:
     differences = diff(expected, actual)
+    # A model that only the command line names must be named in the mend as well.
+    mend = " ".join(["`inferq topology apply", *(f"--model {name}" for name in named)]) + "`"
     for difference in differences:
-        print(f"{difference.kind} {difference.name}: {difference.problem}")
+        problem = difference.problem.replace("`inferq topology apply`", mend)
+        print(f"{difference.kind} {difference.name}: {problem}")
     if differences:
         print(f"{len(differences)} difference{'s' if len(differences) > 1 else ''}")
     return 1 if differences else 0
