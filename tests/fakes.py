@@ -322,11 +322,13 @@ class FakePublisher:
 
     Attributes:
         attempts: where each attempt went: the exchange, or the reply queue.
+        is_blocked: whether the broker has an alarm.
     """
 
     def __init__(self, journal: list[str] | None = None) -> None:
         self.published: list[Published] = []
         self.attempts: list[str] = []
+        self.is_blocked = False
         self._errors: dict[str, list[Exception]] = {}
         self._journal = [] if journal is None else journal
 
@@ -355,6 +357,9 @@ class FakePublisher:
         assert not any(name.lower().startswith("x-") for name in properties.headers or {}), "3.10 drops copied x-death"
         self.published.append(Published(body, exchange, routing_key, properties, mandatory))
         self._journal.append(f"{'parked' if exchange == PARKING_EXCHANGE else 'published'} {where}")
+
+    async def blocked(self) -> bool:
+        return self.is_blocked
 
     def to(self, where: str) -> list[Published]:
         return [one for one in self.published if where in (one.exchange, one.routing_key if not one.exchange else "")]

@@ -216,14 +216,49 @@ async def test_a_bundle_is_repeated_as_long_as_one_of_its_jobs_is_still_ours(des
 
 
 @pytest.mark.parametrize("error", [Refused("full"), PublishForbidden("no permission")])
-async def test_a_full_or_forbidden_reply_queue_is_tried_for_half_a_minute(
+async def test_a_full_or_forbidden_reply_queue_is_tried_for_two_seconds_and_then_spared(
     desk: Desk, time: VirtualTime, error: Exception
 ) -> None:
     started_s = time.monotonic()
     desk.publisher.fail("reply.me", error, times=1_000)
     assert not await desk.reply()
-    assert 30 <= time.monotonic() - started_s < 40
-    assert desk.fates() == {"failed": 1}
+    assert 2 <= time.monotonic() - started_s < 3
+    tries = len(desk.publisher.attempts)
+    assert [await desk.reply() for _ in range(50)] == [False] * 50
+    assert len(desk.publisher.attempts) == tries
+    assert time.monotonic() - started_s < 3
+    assert desk.fates() == {"failed": 51}
+
+
+async def test_a_reply_queue_that_was_spared_is_probed_and_used_again(desk: Desk, time: VirtualTime) -> None:
+    desk.publisher.fail("reply.me", Refused("full"), times=8)
+    assert not await desk.reply()
+    desk.publisher._errors.clear()
+    assert not await desk.reply()
+    await time.advance(10)
+    assert await desk.reply()
+    assert await desk.reply()
+
+
+async def test_a_reply_of_unknown_fate_is_not_repeated_into_an_alarm(desk: Desk, time: VirtualTime) -> None:
+    desk.publisher.fail("reply.me", PublishUnknown("no confirm"))
+    desk.publisher.is_blocked = True
+    sending = desk.send((asker(), answer()))
+    await time.advance(3_600)
+    assert len(desk.publisher.attempts) == 1
+    desk.publisher.is_blocked = False
+    assert [ok for _, ok in await sending] == [True]
+    assert len(desk.publisher.attempts) == 2
+
+
+async def test_a_job_taken_back_during_an_alarm_is_not_waited_for(desk: Desk, time: VirtualTime) -> None:
+    desk.publisher.fail("reply.me", PublishUnknown("no confirm"))
+    desk.publisher.is_blocked = True
+    delivery = delivery_of()
+    sending = desk.send((request_of(delivery), answer()))
+    await time.advance(60)
+    lose(delivery)
+    assert [ok for _, ok in await sending] == [False]
 
 
 async def test_a_reply_queue_that_is_full_for_a_moment_gets_its_reply(desk: Desk) -> None:

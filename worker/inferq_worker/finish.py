@@ -201,7 +201,7 @@ class Finisher:
                     _log.error("job %s cannot be handed on and goes back to its queue: %s", job.id, error)
                     self.leave(request)
                     return True
-                await tries.pause()
+                await self._pause(tries)
             except Exception:  # noqa: BLE001 - logged whole
                 _log.exception("job %s could not be handed on and goes back to its queue", job.id)
                 self.leave(request)
@@ -322,7 +322,7 @@ class Finisher:
             except PublishFailed as error:
                 tries.failed(error)
                 if not tries.hopeless:
-                    await tries.pause()
+                    await self._pause(tries)
                     continue
                 _log.error("job %r cannot be parked and goes back to its queue: %s", final.result.id, error)
             except Exception:  # noqa: BLE001 - logged whole
@@ -332,6 +332,11 @@ class Finisher:
             for delivery in deliveries:
                 delivery.goes_back = True
             return
+
+    async def _pause(self, tries: Tries) -> None:
+        await tries.pause()
+        while await self._mover.blocked():
+            await tries.pause()
 
     def _count(self, final: _Final) -> None:
         error, timing = final.result.error, final.result.timing_ms

@@ -36,6 +36,7 @@ from inferq_schemas import (
     encode_results,
 )
 from inferq_worker.headers import kept, next_attempt, short, trace
+from inferq_worker.refusing import RefusingQueues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,8 +51,7 @@ _BUNDLE_RESULTS = 64
 _ENVELOPE_BYTES = 64 * 1024
 """Room for everything in a reply besides the data of its outputs."""
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 5.0
-_REPLY_PATIENCE_S = 30.0
-"""How long a full reply queue, or one we may not write to, is tried before its requester counts as unreachable."""
+_REFUSED_RETRY_MAX_S = 0.5
 
 
 class ReplyAllowList:
@@ -75,13 +75,14 @@ class Replies:
     def __init__(self, publisher: Publisher, metrics: Metrics) -> None:
         self._publisher = publisher
         self._metrics = metrics
+        self._refusing = RefusingQueues()
 
     async def send(self, answers: Iterable[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
         """Publish and wait until each reply is confirmed, or its requester is known to be gone.
 
         Returns:
-            Each request and whether its reply was confirmed. False: the queue is gone, or not reachable for
-            `_REPLY_PATIENCE_S`, or the delivery went stale meanwhile (it comes again and is answered then).
+            Each request and whether its reply was confirmed. False: the queue is gone, or has taken nothing for two
+            seconds, or the delivery went stale meanwhile (it comes again and is answered then).
         """
         singles: list[tuple[Request, Result]] = []
         bundles: dict[str, list[tuple[Request, Result]]] = defaultdict(list)
@@ -120,40 +121,50 @@ class Replies:
         return [(request, confirmed) for request, _ in pairs]
 
     async def _deliver(self, delivery: Delivery, body: bytes, deliveries: Sequence[Delivery]) -> bool:
-        reply_to = delivery.reply_to or ""
-        delay_s, give_up_s = _RETRY_MIN_S, time.monotonic() + _REPLY_PATIENCE_S
-        while True:
+        reply_to, delay_s = delivery.reply_to or "", _RETRY_MIN_S
+        while not self._refusing.closed(reply_to, time.monotonic()):
             try:
-                await self._publisher.publish(
-                    body,
-                    exchange="",
-                    routing_key=reply_to,
-                    properties=properties(
-                        correlation_id=short(delivery.correlation_id), headers=trace(delivery.headers)
-                    ),
-                    mandatory=not reply_to.startswith(DIRECT_REPLY),
-                )
+                await self._publish(delivery, reply_to, body)
             except Unroutable:
+                self._refusing.took(reply_to)
                 self._metrics.reply("returned")
                 return False
             except Unencodable as error:
                 _log.warning("no reply can be sent to %.80r: %s", reply_to, error)
-                self._metrics.reply("failed")
-                return False
+                break
             except PublishUnknown:
                 # Not known to have arrived: again, until the broker has taken the job away from us.
-                if all(one.stale for one in deliveries):
-                    self._metrics.reply("failed")
-                    return False
+                if not await self._may_repeat(deliveries):
+                    break
             except (Refused, PublishForbidden):
-                if time.monotonic() > give_up_s:
-                    self._metrics.reply("failed")
-                    return False
+                if self._refusing.refused(reply_to, time.monotonic()):
+                    break
+                delay_s = min(delay_s, _REFUSED_RETRY_MAX_S)
             else:
+                self._refusing.took(reply_to)
                 self._metrics.reply("confirmed")
                 return True
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
+        self._metrics.reply("failed")
+        return False
+
+    async def _publish(self, delivery: Delivery, reply_to: str, body: bytes) -> None:
+        await self._publisher.publish(
+            body,
+            exchange="",
+            routing_key=reply_to,
+            properties=properties(correlation_id=short(delivery.correlation_id), headers=trace(delivery.headers)),
+            mandatory=not reply_to.startswith(DIRECT_REPLY),
+        )
+
+    async def _may_repeat(self, deliveries: Sequence[Delivery]) -> bool:
+        """Wait while the broker takes no messages: what is published then lies in its socket and arrives afterwards."""
+        while ours := not all(one.stale for one in deliveries):
+            if not await self._publisher.blocked():
+                break
+            await asyncio.sleep(_RETRY_MAX_S)
+        return ours
 
 
 class Mover:
@@ -162,6 +173,10 @@ class Mover:
     def __init__(self, publisher: Publisher, metrics: Metrics) -> None:
         self._publisher = publisher
         self._metrics = metrics
+
+    async def blocked(self) -> bool:
+        """Whether the broker takes no messages for now, so that trying again would only multiply them."""
+        return await self._publisher.blocked()
 
     async def park(self, delivery: Delivery, job: Job | None, result: Result, *, bare: bool = False) -> None:
         """Put a job that failed for reasons other than its caller's into parking, with the reason in its headers.
