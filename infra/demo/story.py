@@ -6,11 +6,12 @@ Each part prints what it shows and notes what had to hold. Starts the workers it
 import asyncio
 import contextlib
 import io
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infra.demo import inputs, model, report, samples
@@ -18,9 +19,10 @@ from infra.demo.asking import LOG_FOLDER, Asked, ask_all, feed, save_inputs
 from infra.demo.errors import DemoError
 from infra.demo.model import MODEL, PROJECT_FOLDER, FetchedModel
 from infra.demo.parking import Parked, find_parked
+from infra.demo.place import Place, own_place
 from infra.demo.report import Checks, heading, say
 from infra.demo.samples import Sample
-from infra.demo.workers import Worker, running_worker
+from infra.demo.workers import Launch, Worker, running_worker
 
 from inferq import Client, InferqError, JobFailed
 from inferq.settings import ClientSettings, ConfigurationError, load_settings
@@ -33,22 +35,28 @@ _PARKED_LIMIT_S = 15.0
 async def tell() -> int:
     """Tell the whole story; returns the exit status."""
     settings = load_settings(ClientSettings)
-    broker_url = settings.broker.url.get_secret_value()
     fetched = await asyncio.to_thread(fetch_model)
     labels = inputs.Labels.read(fetched.labels_file)
     files = [*samples.repository_files(), *samples.generated_files()]
     checks = Checks()
     LOG_FOLDER.mkdir(parents=True, exist_ok=True)
-    with model_queues():
-        async with Client(settings) as client, running_worker("cpu", fetched.models_folder, LOG_FOLDER):
-            await show_fallback(client, labels, checks)
-            await show_deadline(client, broker_url, checks)
-            async with running_worker("gpu", fetched.models_folder, LOG_FOLDER) as worker:
-                introduce(worker)
-                say(f"{len(files)} files; from a shell: inferq submit --model {MODEL} {shown(save_inputs(files))}")
-                asked = await ask_all(client, files, labels)
+    async with own_place(settings) as place:
+        launch = Launch(fetched.models_folder, LOG_FOLDER, {**os.environ, **place.variables})
+        with model_queues(launch.environment):
+            asked = await ask(place, launch, files, labels, checks)
     show_answers(asked, files, checks)
     return summarize(asked, checks)
+
+
+async def ask(place: Place, launch: Launch, files: Sequence[Sample], labels: inputs.Labels, checks: Checks) -> Asked:
+    """The part of the story for which workers live: with the CPU role alone, then with both."""
+    async with Client(place.settings) as client, running_worker("cpu", launch):
+        await show_fallback(client, labels, checks)
+        await show_deadline(client, place.broker_url, checks)
+        async with running_worker("gpu", launch) as worker:
+            introduce(worker)
+            say(f"{len(files)} files; from a shell: inferq submit --model {MODEL} {shown(save_inputs(files))}")
+            return await ask_all(client, files, labels)
 
 
 def fetch_model() -> FetchedModel:
@@ -60,10 +68,10 @@ def fetch_model() -> FetchedModel:
 
 
 @contextlib.contextmanager
-def model_queues() -> Iterator[None]:
-    """Create the model's queues as an operator does, and remove what was created: the broker may be a lasting one."""
+def model_queues(environment: Mapping[str, str]) -> Iterator[None]:
+    """Create the model's queues as an operator does, and remove what was created: the vhost may be a lasting one."""
     heading(f"$ inferq topology add-model {MODEL}")
-    added = topology("add-model")
+    added = topology("add-model", environment)
     for line in added.stdout.splitlines():
         say(line)
     if added.returncode != 0:
@@ -72,13 +80,13 @@ def model_queues() -> Iterator[None]:
         yield
     finally:
         if "created queue" in added.stdout:
-            topology("remove-model")
+            topology("remove-model", environment)
 
 
-def topology(command: str) -> subprocess.CompletedProcess[str]:
+def topology(command: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run `inferq topology COMMAND MODEL`."""
     words = [sys.executable, "-m", "inferq", "topology", command, MODEL]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
 async def show_fallback(client: Client, labels: inputs.Labels, checks: Checks) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,23 @@ class Worker:
         return next((event for event in self.events() if event.get("message") == name), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What both roles are started with: the folder of their models, that of their logs, their whole environment."""
+
+    models_folder: Path
+    log_folder: Path
+    environment: Mapping[str, str]
+
+
 @contextlib.asynccontextmanager
-async def running_worker(role: str, models_folder: Path, log_folder: Path) -> AsyncIterator[Worker]:
+async def running_worker(role: str, launch: Launch) -> AsyncIterator[Worker]:
     """Have a worker that is ready for the length of a `with`; ends it by its process id, with SIGTERM.
 
     Raises:
         DemoError: it did not become ready, or did not drain cleanly; shows the end of its log.
     """
-    worker = _start(role, models_folder, log_folder)
+    worker = _start(role, launch)
     try:
         await _wait_until_ready(worker)
         yield worker
@@ -58,14 +67,19 @@ async def running_worker(role: str, models_folder: Path, log_folder: Path) -> As
         raise _failed(worker, f"ended with {status} instead of 0")
 
 
-def _start(role: str, models_folder: Path, log_folder: Path) -> Worker:
-    log_file = log_folder / f"{role}.log"
-    command = [sys.executable, "-m", "inferq", "worker", "--models", str(models_folder)]
+def _start(role: str, launch: Launch) -> Worker:
+    log_file = launch.log_folder / f"{role}.log"
+    command = [sys.executable, "-m", "inferq", "worker", "--models", str(launch.models_folder)]
     command += ["--role", role, "--admin-port", "0", "--set", "log.format=json"]
     with log_file.open("wb") as log:
         # In a session of its own: Ctrl-C is for the demo alone, which then lets its workers drain.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=launch.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     return Worker(role, process, log_file)
 

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+import redis
 from infra.demo import model
 from infra.demo.errors import DemoError
 from tests.stack import PROJECT_FOLDER, Broker, Stack
@@ -16,7 +17,7 @@ MARK = "INFERQ_TEST_MARK"
 
 @pytest.mark.stack
 @pytest.mark.timeout(150)
-def test_the_demo_gets_every_answer_right_and_leaves_no_process_and_no_queue(
+def test_the_demo_gets_every_answer_right_and_leaves_nothing_behind(
     stack: Stack, broker: Broker, redis_prefix: str
 ) -> None:
     try:
@@ -47,6 +48,10 @@ def test_the_demo_gets_every_answer_right_and_leaves_no_process_and_no_queue(
     assert "every file was answered" in done.stdout
     assert " 0 failed" in done.stdout
     assert not [pid for pid in pids() if f"{MARK}={mark}".encode() in environment_of(pid)]
+    vhosts = [vhost["name"] for vhost in broker.management.call("GET", "/api/vhosts")]
+    assert not [name for name in vhosts if name.startswith("inferq-demo-")]
+    with redis.Redis.from_url(stack.redis_url) as client:
+        assert list(client.scan_iter(f"{redis_prefix}*")) == []
     queues = broker.management.call("GET", f"/api/queues/{broker.vhost}")
     assert not [queue["name"] for queue in queues if "magika" in queue["name"]]
 
