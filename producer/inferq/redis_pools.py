@@ -8,11 +8,14 @@ one's back: a retry whose first attempt did arrive reports the key as taken. Com
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError
+
+from inferq.configuration import ConfigurationError
 
 if TYPE_CHECKING:
     from inferq.settings import RedisSettings
@@ -37,6 +40,9 @@ def open_redis(
         max_connections: overrides the settings; callers beyond it wait for at most the socket time-out.
         patient: callers beyond it wait as long as it takes. Who holds a connection gives it back within the time-outs;
             a pool that is busy then never looks like a server that is away.
+
+    Raises:
+        ConfigurationError: the URL has options that no connection takes. They are named, their values are not.
     """
     kwargs: dict[str, Any] = {
         "max_connections": max_connections or settings.max_connections,
@@ -48,8 +54,22 @@ def open_redis(
     }
     files = {"ssl_ca_certs": settings.ca_file, "ssl_certfile": settings.cert_file, "ssl_keyfile": settings.key_file}
     kwargs.update({name: str(path) for name, path in files.items() if path is not None})
-    pool = BlockingConnectionPool.from_url(settings.url.get_secret_value(), **kwargs)
+    try:
+        pool = BlockingConnectionPool.from_url(settings.url.get_secret_value(), **kwargs)
+        # The pool hands what it does not know to its connections: only making one tells. It does not connect.
+        pool.make_connection()  # type: ignore[no-untyped-call]  # redis-py does not type it
+    except (TypeError, ValueError):
+        # `from None`: the cause may repeat a value, and the query may hold a password.
+        raise _unknown_options(settings) from None
     return Redis.from_pool(pool)
+
+
+def _unknown_options(settings: RedisSettings) -> ConfigurationError:
+    options = sorted(parse_qs(urlsplit(settings.url.get_secret_value()).query, keep_blank_values=True))
+    return ConfigurationError(
+        f"redis.url: its options cannot be used as they are ({', '.join(options)[:200]}); take out what is no option "
+        "of redis-py, and use the other knobs of section redis for time-outs, TLS files and the size of the pool"
+    )
 
 
 def redis_problem(error: BaseException) -> str:

@@ -95,3 +95,21 @@ async def looks(turns: int) -> None:
     """Let the watch go on for some turns of the loop."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+async def test_the_reason_of_a_broker_that_is_away_is_known_before_there_are_consumers() -> None:
+    url = SecretStr("amqp://guest:guest@127.0.0.1:1/")
+    broker = Broker(BrokerSettings(url=url), LanesSettings(), role="gpu", worker="w", metrics=metrics_of())
+    broker.consuming.up.set()
+    broker.publishing.up.set()
+    assert broker.problems() == ["the queues are being checked"], "connected, but ready for nothing"
+    broker.consuming.up.clear()
+    broker.publishing.up.clear()
+    running = asyncio.create_task(broker.run())
+    async with asyncio.timeout(20):
+        while "not connected yet" in str(broker.problems()):
+            await asyncio.sleep(0)
+    assert "consuming connection is down" in broker.problems()[0]
+    assert broker.consumers == []
+    running.cancel()
+    await asyncio.wait([running])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import structlog
 from prometheus_client import CollectorRegistry
 
+from inferq.configuration import ConfigurationError
 from inferq.redis_pools import open_redis
 from inferq.settings import effective
 from inferq.version import installed_version
@@ -53,7 +54,7 @@ _Opened: TypeAlias = "tuple[ModelFile, Session, Mapping[int, float]]"
 _log = structlog.get_logger(__name__)
 _LOOP_SILENT_S = 10.0
 _OBSERVE_EVERY_S = 1.0
-START_ERRORS = (RepositoryError, ModelRefused, RuntimeUnavailable, AdminError)
+START_ERRORS = (ConfigurationError, RepositoryError, ModelRefused, RuntimeUnavailable, AdminError)
 EXIT_OK, EXIT_FAILED, EXIT_CONFIGURATION = 0, 1, 2
 
 
@@ -194,10 +195,11 @@ class Worker:
         )
         self._models, self._steps = models, steps
         loop = group.create_task(steps.pipeline.serve())
+        # Before the gate, whose questions may take long: what keeps the broker away is then known at once.
+        broker = group.create_task(self._broker.run())
         await self._gate.open(self._stop)
         lanes = [lane for model in models.values() for lane in self._lanes_of(model.file, model.session.info)]
         self._broker.consume(lanes, steps.pipeline.take, steps.undertaker.take)
-        broker = group.create_task(self._broker.run())
         upkeep = [
             group.create_task(self._broker.watch_fallback(self._store, steps.cpus)),
             group.create_task(_every(_OBSERVE_EVERY_S, self._observe)),

@@ -75,24 +75,27 @@ class Broker:
         self.moves = Publisher(self.publishing, timeout_s=settings.publish_timeout_s)
         self.consumers: list[LaneConsumer] = []
         self._counting: Channel | None = None
+        self._set_up = asyncio.Event()
 
     def consume(self, lanes: Iterable[Lane], jobs: Sink, dead: Sink) -> None:
-        """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. They start with `run`."""
+        """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. `run` starts them."""
         for lane in lanes:
             adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
             self._add(lane, jobs, optional=adopted, paused=adopted)
         window = self._lanes.dead_window
         self._add(Lane("", "dead", 0, DEAD_QUEUE, window, window_rows=window), dead)
+        self._set_up.set()
 
     def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused: bool = False) -> None:
         consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused=paused)
         self.consumers.append(consumer)
 
     async def run(self) -> None:
-        """Keep the connections and every consumer alive; ends by cancellation."""
+        """Keep the connections alive, and every consumer once it is set up; ends by cancellation."""
         async with asyncio.TaskGroup() as group:
             for link in (self.consuming, self.publishing):
                 group.create_task(link.run())
+            await self._set_up.wait()
             for consumer in self.consumers:
                 group.create_task(consumer.run())
             group.create_task(self._upkeep())
@@ -141,6 +144,8 @@ class Broker:
         """What keeps lanes from being consumed; empty when all is well."""
         links = (("consuming", self.consuming), ("publishing", self.publishing))
         down = [f"{name} connection is down: {link.last_error}" for name, link in links if not link.up.is_set()]
+        if not self._set_up.is_set():
+            return down or ["the queues are being checked"]
         return down or [one.problem for one in self.consumers if one.problem is not None and not one.optional]
 
     def status(self) -> list[dict[str, object]]:
