@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 import ssl
 import struct
 import time
@@ -24,8 +25,8 @@ from aiormq.exceptions import (
     AuthenticationError,
     ChannelClosed,
     ChannelInvalidStateError,
-    ConnectionClosed,
     DeliveryError,
+    InvalidFrameError,
     ProbableAuthenticationError,
     PublishError,
 )
@@ -35,7 +36,7 @@ from inferq import lenient
 from inferq_schemas import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     import aiormq
     from aiormq.channel import Channel
@@ -49,10 +50,11 @@ OnUp: TypeAlias = "Callable[[Link], Awaitable[None]]"
 _log = logging.getLogger(__name__)
 _STABLE_AFTER_S = 5.0
 """A connection that lived this long resets the backoff; one that dies at once does not."""
+_BLOCKED_POLL_S = 1.0
 MAX_EXPIRATION_MS = 2**31 - 1
 """Almost 25 days. RabbitMQ takes up to 2**32 - 1 and closes the channel over more; half of it suits any broker."""
-_NOT_ALLOWED = 530
-"""AMQP's code for a vhost that is not there, or not for this user."""
+_VHOST_REFUSED = re.compile(r"Connection\.OpenOk.*got <Connection\.Close")
+"""How aiormq tells that the broker closed the connection instead of opening the vhost; the broker's words are lost."""
 CONNECTION_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, struct.error)
@@ -176,6 +178,7 @@ class Link:
         # Up, or refused: nobody needs to wait any longer.
         self._settled = asyncio.Event()
         self.up = asyncio.Event()
+        self.is_blocked = False
         self.last_error: str | None = "not connected yet"
         self.refusal: str | None = None
         self.connects = 0
@@ -202,6 +205,7 @@ class Link:
 
     def _down(self) -> None:
         self.up.clear()
+        self.is_blocked = False
         self.last_error = self.last_error or "closed by us"
         if self.refusal is None:
             self._settled.clear()
@@ -236,7 +240,9 @@ class Link:
         self._settled.set()
         _log.info("broker connection %s is up", self._name)
         # Not awaited directly: a cancelled `closing` would look like our own cancellation and end us silently.
-        await asyncio.wait([lost])
+        while not lost.done():
+            await asyncio.wait([lost], timeout=_BLOCKED_POLL_S)
+            self.is_blocked = await self.blocked()
         error = None if lost.cancelled() else lost.exception()
         raise ConnectionError("closed by the broker") from error
 
@@ -317,6 +323,7 @@ class Publisher:
         properties: Properties,
         mandatory: bool = True,
         timeout_s: float | None = None,
+        patient: bool = False,
     ) -> None:
         """Publish and wait for the broker's confirm.
 
@@ -327,6 +334,8 @@ class Publisher:
             properties: from `properties()`; its `message_id` must be fresh.
             mandatory: True = a message that reaches no queue raises `Unroutable`.
             timeout_s: overrides the publisher's own; covers waiting for the connection too.
+            patient: let the time stand still while the broker has an alarm: it takes then what was sent meanwhile, and
+                a second sending with it.
 
         Raises:
             Unroutable: returned by the broker.
@@ -337,16 +346,17 @@ class Publisher:
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                channel = await self._open()
-                await channel.basic_publish(
-                    body,
-                    exchange=exchange,
-                    routing_key=routing_key,
-                    properties=properties,
-                    mandatory=mandatory,
-                    wait=False,
-                )
+            async with asyncio.timeout(limit_s) as limit:
+                with self._extended(limit, limit_s) if patient else contextlib.nullcontext():
+                    channel = await self._open()
+                    await channel.basic_publish(
+                        body,
+                        exchange=exchange,
+                        routing_key=routing_key,
+                        properties=properties,
+                        mandatory=mandatory,
+                        wait=False,
+                    )
         except PublishError as error:
             raise Unroutable(f"no queue takes {routing_key!r} from exchange {exchange or '(default)'!r}") from error
         except DeliveryError as error:
@@ -359,6 +369,23 @@ class Publisher:
             raise PublishUnknown(describe(error)) from error
         except _ENCODING_ERRORS as error:
             raise Unencodable(describe(error)) from error
+
+    @contextlib.contextmanager
+    def _extended(self, limit: asyncio.Timeout, limit_s: float) -> Iterator[None]:
+        """Put a time limit off, again and again, as long as the broker takes no messages."""
+        loop = asyncio.get_running_loop()
+
+        def check() -> None:
+            nonlocal timer
+            if self._link.is_blocked:
+                limit.reschedule(loop.time() + limit_s)
+                timer = loop.call_later(0.9 * limit_s, check)
+
+        timer = loop.call_later(0.9 * limit_s, check)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def blocked(self) -> bool:
         """Whether the broker has told our connection to stop publishing; what is sent meanwhile waits there."""
@@ -398,14 +425,13 @@ def refusal(error: BaseException, url: str) -> str | None:
     user, vhost = unquote(parts.username or "guest"), unquote(parts.path.removeprefix("/")) or "/"
     if isinstance(error, ProbableAuthenticationError | AuthenticationError):
         return f"the broker does not let user {user!r} in: mend user and password in broker.url ({_said(error)})"
-    if not isinstance(error, ConnectionClosed) or error.args[:1] != (_NOT_ALLOWED,) or "limit" in _said(error):
-        return None
-    if "not found" in _said(error):
-        return f"the broker has no vhost {vhost!r}: mend broker.url, or create it with `rabbitmqctl add_vhost`"
-    return (
-        f"user {user!r} may not use vhost {vhost!r}: mend broker.url, or allow it with `rabbitmqctl set_permissions` "
-        f"({_said(error)})"
-    )
+    if isinstance(error, InvalidFrameError) and _VHOST_REFUSED.search(_said(error)):
+        return (
+            f"the broker does not open vhost {vhost!r} to user {user!r}: mend broker.url, or make the vhost "
+            "(`rabbitmqctl add_vhost`), or let the user in (`rabbitmqctl set_permissions`), or raise the vhost's limit "
+            "of connections"
+        )
+    return None
 
 
 def _said(error: BaseException) -> str:

@@ -149,6 +149,9 @@ class Submission:
         async for answer in answers:
             number, where = self._under_way.pop(answer.index or 0)
             self._finish(number, where, answer)
+            if not self._under_way and self._checkpoint is None:
+                # Whoever reads the output has all there is, while the source is slow.
+                self._output.flush()
 
     def _finish(self, number: int, where: str, answer: Answer) -> None:
         self.tally.add(answer)

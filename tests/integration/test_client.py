@@ -147,7 +147,7 @@ async def test_result_of_an_unknown_job_says_that_it_may_come(client: Client) ->
 
 
 async def test_an_unknown_model_is_noticed_at_publish(client: Client) -> None:
-    with pytest.raises(UnknownModel, match=r"'nosuch', lane 'interactive'.*inferq topology add-model nosuch"):
+    with pytest.raises(UnknownModel, match=r"'nosuch' in lane 'interactive'.*inferq topology add-model nosuch"):
         await client.infer("nosuch", {"x": X})
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -110,13 +111,134 @@ async def test_failed_jobs_are_counted_by_code_and_fail_the_command(shell: Shell
     assert "1 ok, 1 failed (inference_failed 1)" in errors
 
 
-async def test_a_bad_line_is_named_after_the_answers_before_it(shell: Shell, worker: FakeWorker) -> None:
-    code, output, errors = await shell.run("submit", "--model", MODEL, "-", text='{"x": [[1]]}\n{"x": [[1], [1, 2]]}\n')
+BAD_SECOND_LINE = '{"x": [[1]]}\n{"x": [[1], [1, 2]]}\n{"x": [[3]]}\n'
+
+
+async def test_a_bad_line_is_named_and_costs_only_itself(shell: Shell, worker: FakeWorker) -> None:
+    code, output, errors = await shell.run("submit", "--model", MODEL, "-", text=BAD_SECOND_LINE)
+
+    answers = {answer["index"]: answer for answer in map(json.loads, output.splitlines())}
+    assert code == 1
+    assert [answers[index]["status"] for index in range(3)] == ["ok", "error", "ok"]
+    assert errors.startswith("inferq: standard input, line 2: invalid_input: input 'x': rows of different length")
+    assert "2 ok, 1 failed (invalid_input 1)" in errors
+    assert "Traceback" not in errors
+
+
+async def test_reading_strictly_a_bad_line_ends_it_after_the_answers_before_it(
+    shell: Shell, worker: FakeWorker
+) -> None:
+    code, output, errors = await shell.run("submit", "--strict", "--model", MODEL, "-", text=BAD_SECOND_LINE)
 
     assert code == 2
     assert len(output.splitlines()) == 1
     assert "inferq: standard input, line 2: input 'x': rows of different length" in errors
-    assert "Traceback" not in errors
+
+
+async def test_failures_are_shown_and_kept_in_an_archive(shell: Shell, worker: FakeWorker) -> None:
+    worker.fails = {"b": "invalid_input"}
+    lines = '{"inputs": {"x": [[1]]}, "id": "a"}\n{"inputs": {"x": [[1]]}, "id": "b"}\n'
+
+    code, _, errors = await shell.run("submit", "--model", MODEL, "-", "--output", "out.npz", text=lines)
+
+    assert code == 1
+    assert "inferq: standard input, line 2: invalid_input: as the test wants\n" in errors
+    with np.load(shell.folder / "out.npz") as written:
+        assert written["job_index"].tolist() == [0]
+        assert (written["failed_index"].tolist(), written["failed_id"].tolist()) == ([1], ["b"])
+        assert written["failed_message"].tolist() == ["as the test wants"]
+
+
+async def test_whole_numbers_of_an_input_with_fractions_are_floats(shell: Shell, worker: FakeWorker) -> None:
+    (shell.folder / "in.jsonl").write_text('{"x": [[1]]}\n{"x": [[0.5]]}\n{"x": [[2]]}\n')
+
+    code, _, errors = await shell.run("submit", "--model", MODEL, "in.jsonl", "--dtype", "z=int32")
+
+    assert code == 0
+    assert {job.inputs["x"].dtype for job in worker.seen} == {"float32"}
+    assert "--dtype z=int32: no record has an input 'z'; inputs: x" in errors
+
+
+async def test_an_empty_input_is_said_and_is_no_error(shell: Shell) -> None:
+    code, output, errors = await shell.run("submit", "--model", MODEL, "-")
+
+    assert (code, output) == (0, "")
+    assert errors == "inferq: nothing to send: no file holds a job\n"
+
+
+async def test_a_slow_producer_holds_no_answer_up(shell: Shell, worker: FakeWorker) -> None:
+    process = await shell.start("submit", "--model", MODEL, "-")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b'{"x": [[1]]}\n')
+    # The pipe stays open, as if more were to come.
+    line = await asyncio.wait_for(process.stdout.readline(), 30)
+    process.send_signal(signal.SIGINT)
+
+    _, errors = await process.communicate()
+
+    assert json.loads(line)["outputs"] == {"x2": [[2]]}
+    assert process.returncode == 130
+    assert b"stopped: 1 answered, of 1 job sent; with --checkpoint" in errors
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_signal_stops_it_with_its_own_status(
+    shell: Shell, worker: FakeWorker, number: signal.Signals, status: int
+) -> None:
+    worker.go.clear()
+    write_lines(shell.folder / "in.jsonl", 3)
+    process = await shell.start("submit", "--model", MODEL, "in.jsonl")
+    await asyncio.wait_for(worker.arrived.wait(), 30)
+    process.send_signal(number)
+
+    _, errors = await process.communicate()
+
+    assert process.returncode == status
+    assert b"inferq: stopped: 0 answered, of 3 jobs sent" in errors
+    assert b"Traceback" not in errors
+
+
+async def test_a_wait_without_workers_is_explained(shell: Shell) -> None:
+    process = await shell.start("submit", "--model", MODEL, "-")
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(b'{"x": [[1]]}\n')
+    process.stdin.close()
+    line = await asyncio.wait_for(process.stderr.readline(), 30)
+    process.send_signal(signal.SIGTERM)
+    await process.communicate()
+
+    assert line == f"inferq: 0 of 1 job answered; waiting: no worker consumes inferq.{MODEL}.bulk\n".encode()
+
+
+async def test_a_wrong_password_is_final_at_once(shell: Shell, broker: Broker) -> None:
+    parts = urlsplit(broker.url)
+    url = parts._replace(netloc=f"nina:wrong@{parts.hostname}:{parts.port}").geturl()
+
+    code, _, errors = await shell.run("submit", "--model", MODEL, "-", "--set", f"broker.url={url}")
+
+    assert code == 2
+    assert errors.startswith("inferq: the broker does not let user 'nina' in: mend user and password in broker.url")
+    assert errors.count("\n") == 1
+
+
+async def test_a_missing_vhost_is_final_at_once(shell: Shell, broker: Broker) -> None:
+    url = urlsplit(broker.url)._replace(path="/nowhere").geturl()
+
+    code, _, errors = await shell.run("submit", "--model", MODEL, "-", "--set", f"broker.url={url}")
+
+    assert code == 2
+    assert errors.startswith("inferq: the broker does not open vhost 'nowhere' to user")
+    assert errors.count("\n") == 1
+
+
+async def test_a_lane_that_is_not_there_is_said(shell: Shell) -> None:
+    code, _, errors = await shell.run("submit", "--model", MODEL, "--lane", "nope", "-", text='{"x": [[1]]}\n')
+
+    assert code == 2
+    assert "check the lane (the default lanes are interactive, bulk)" in errors
 
 
 async def test_an_unknown_model_ends_it_with_the_mend(shell: Shell) -> None:
@@ -125,8 +247,8 @@ async def test_an_unknown_model_ends_it_with_the_mend(shell: Shell) -> None:
     code, output, errors = await shell.run("submit", "--model", "nosuch", "in.jsonl")
 
     assert (code, output) == (2, "")
-    assert errors.startswith("inferq: no queue for model 'nosuch', lane 'bulk'")
-    assert errors.endswith("add it with `inferq topology add-model nosuch`\n")
+    assert errors.startswith("inferq: no queue for model 'nosuch' in lane 'bulk'")
+    assert errors.endswith("add the model with `inferq topology add-model nosuch`\n")
     # One line: no log of what was sent, no traceback.
     assert errors.count("\n") == 1
 

@@ -108,7 +108,7 @@ def test_a_classic_queue_is_named_with_the_mend_and_never_deleted(topology: Topo
     status, text = topology("apply", "--model", "m")
     assert status == 1
     assert "queue inferq.m.bulk: arguments is {'x-queue-type': 'classic'}, should be {'x-queue-type': 'quorum'}" in text
-    assert "delete it, then `inferq topology apply`" in text
+    assert "delete it, then `inferq topology apply --model m`" in text
     assert topology("check")[0] == 1
     management.delete_queue("inferq.m.bulk")
     assert topology("apply", "--model", "m")[0] == 0
@@ -118,13 +118,38 @@ def test_a_model_can_lose_and_regain_its_fallback(topology: Topo, management: Ma
     topology("add-model", "m", "--no-fallback")
     assert "inferq.m.fallback" not in {queue["name"] for queue in management.definitions()["queues"]}
     assert topology("check")[0] == 0
-    status, text = topology("add-model", "m")
+    assert topology("add-model", "m")[0] == 2
+    status, text = topology("add-model", "m", "--force")
     assert status == 0
     assert "created queue inferq.m.fallback" in text
     assert "deleted policy inferq-lanes-m" in text
-    status, text = topology("add-model", "m", "--no-fallback")
+    status, text = topology("add-model", "m", "--no-fallback", "--force")
     assert status == 1, "the fallback queue is left over, and may hold jobs"
     assert "inferq.m.fallback" in text
+
+
+def test_a_model_that_is_there_changes_only_by_force(topology: Topo, management: Management) -> None:
+    topology("add-model", "m", "--lanes", "fast,slow")
+    before = management.definitions()
+    status, text = topology("add-model", "m", "--lanes", "slow,night", "--no-fallback")
+    assert status == 2
+    assert text.startswith(
+        "inferq: the broker has model m, and this would change it: create the lane night; leave the lane fast over, "
+        "which it has now; send its late jobs to inferq.dead, and leave its fallback queue over. Nothing was done."
+    )
+    assert management.definitions() == before
+    assert topology("add-model", "m", "--lanes", "slow,fast")[0] == 0
+
+
+def test_a_check_of_named_models_looks_at_no_other(topology: Topo) -> None:
+    topology("apply", "--model", "m")
+    topology("add-model", "other", "--lanes", "only", "--no-fallback")
+    assert topology("check", "--model", "m") == (0, "the broker is as it should be for m\n")
+    status, text = topology("check", "--model", "ghost")
+    assert status == 1
+    assert "other" not in text
+    assert "inferq.m." not in text
+    assert "queue inferq.ghost.bulk: missing; `inferq topology apply --model ghost` creates it" in text
 
 
 def test_a_removed_model_is_gone_and_the_others_stay(topology: Topo, management: Management) -> None:

@@ -83,10 +83,32 @@ def test_an_interactive_job_needs_a_deadline_and_a_bulk_job_does_not() -> None:
     assert job(lane="bulk", deadline_s=None).deadline_unix_ms is None
 
 
-@pytest.mark.parametrize("deadline_s", [0, -1, float("nan")])
-def test_a_deadline_is_above_zero(deadline_s: float) -> None:
-    with pytest.raises(InvalidJob, match="above 0"):
+@pytest.mark.parametrize("deadline_s", [0, -1, float("nan"), float("inf"), "2", True, [1]])
+def test_a_deadline_is_a_number_above_zero(deadline_s: Any) -> None:
+    with pytest.raises(InvalidJob, match="number of seconds above 0"):
         JobOptions(deadline_s=deadline_s)
+
+
+def test_a_deadline_may_be_numpys() -> None:
+    assert job(deadline_s=np.float32(1.5)).deadline_unix_ms == NOW_MS + 1500
+
+
+@pytest.mark.parametrize("inputs", [X, [X], None])
+def test_inputs_that_are_no_map_are_refused_with_the_form_they_should_have(inputs: Any) -> None:
+    with pytest.raises(InvalidJob, match="inputs is a map of input name to array"):
+        build_job("m", inputs, JobOptions(), now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("model", ["Iris", "a.b", "", "a" * 65, 7])
+def test_an_unfit_model_name_is_refused_in_words(model: Any) -> None:
+    with pytest.raises(InvalidJob, match="is no model name: use small letters"):
+        build_job(model, {"x": X}, JobOptions(), now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(("lane", "said"), [("Bulk", "is no lane name: use small"), ("fallback", "use another name")])
+def test_an_unfit_lane_is_refused_in_words(lane: str, said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        JobOptions(lane=lane)
 
 
 def test_expiration_leaves_the_cpu_its_share() -> None:

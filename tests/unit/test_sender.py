@@ -19,7 +19,7 @@ from inferq.errors import (
     UnknownModel,
 )
 from inferq.jobs import JobOptions, build_job
-from inferq.sender import JobSender, encode_jobs
+from inferq.sender import JobSender, _final, encode_jobs
 from inferq_schemas import Job, decode_jobs
 
 
@@ -118,6 +118,24 @@ async def test_when_time_is_up_the_error_says_what_is_known(
         await send(Told(iter(errors)), patience_s=0.3)
 
     assert type(raised.value) is expected
+
+
+@pytest.mark.parametrize(
+    ("lane", "said"),
+    [
+        ("bulk", "in lane 'bulk': check the model's name, or add the model with `inferq topology add-model m`"),
+        (
+            "nope",
+            "in lane 'nope': check the lane (the default lanes are interactive, bulk) and the model's name, or add",
+        ),
+    ],
+)
+async def test_a_lane_that_is_not_there_is_not_called_an_unknown_model(lane: str, said: str) -> None:
+    assert str(_final(Unroutable("x"), "m", lane)).startswith(f"no queue for model 'm' {said}")
+
+
+async def test_the_command_that_adds_a_lane_keeps_the_default_ones() -> None:
+    assert str(_final(Unroutable("x"), "m", "nope")).endswith("add-model m --lanes interactive,bulk,nope`")
 
 
 async def test_a_channel_that_a_neighbour_broke_is_tried_once_more() -> None:

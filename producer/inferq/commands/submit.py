@@ -165,6 +165,8 @@ def _run(args: argparse.Namespace) -> int:
             files.callback(lambda: _tell(submission.tally, progress, args, stop))
             files.callback(progress.close)
             stop.run(_submit(args, settings, submission, progress))
+    if sources.all_read and not progress.read:
+        print("inferq: nothing to send: no file holds a job", file=sys.stderr)
     for name, dtype in sources.unused_dtypes().items():
         named = ", ".join(sources.input_names) or "none"
         print(f"inferq: --dtype {name}={dtype}: no record has an input {name!r}; inputs: {named}", file=sys.stderr)
@@ -251,8 +253,6 @@ def _errors_for_people() -> Iterator[None]:
 def _tell(tally: Tally, progress: Progress, args: argparse.Namespace, stop: Stop) -> None:
     if stop.status is not None:
         print(f"inferq: {_stopped(tally, args)}", file=sys.stderr)
-    elif not progress.read:
-        print("inferq: nothing to send: no file holds a job", file=sys.stderr)
     # Where nothing was answered an error message follows, and that is enough.
     if tally.ok or tally.failed or tally.skipped:
         print(_summary(tally, progress, args), file=sys.stderr)
