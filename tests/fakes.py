@@ -345,8 +345,9 @@ class FakePublisher:
         properties: Properties,
         mandatory: bool = True,
         timeout_s: float | None = None,
+        patient: bool = False,
     ) -> None:
-        del timeout_s
+        del timeout_s, patient
         where = exchange or routing_key
         self.attempts.append(where)
         await asyncio.sleep(0)

@@ -374,6 +374,7 @@ class Publisher:
     def _extended(self, limit: asyncio.Timeout, limit_s: float) -> Iterator[None]:
         """Put a time limit off, again and again, as long as the broker takes no messages."""
         loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
 
         def check() -> None:
             nonlocal timer

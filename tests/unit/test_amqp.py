@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pamqp.header import ContentHeader
 from pydantic import SecretStr
+from tests.fakes import VirtualTime
 
-from inferq.amqp import MAX_EXPIRATION_MS, BrokerUnreachable, Link, Publisher, Unencodable, properties
+from inferq.amqp import MAX_EXPIRATION_MS, BrokerUnreachable, Link, Publisher, PublishUnknown, Unencodable, properties
 from inferq.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -44,15 +45,24 @@ class WritingChannel:
         ContentHeader(properties=properties).marshal()
 
 
+class SilentChannel(WritingChannel):
+    """Takes a message and never confirms it."""
+
+    async def basic_publish(self, _body: bytes, **_: object) -> None:
+        await asyncio.Event().wait()
+
+
 class UpLink:
     """A link that is up."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: WritingChannel | None = None, *, is_blocked: bool = False) -> None:
+        self._channel = channel or WritingChannel()
+        self.is_blocked = is_blocked
         self.up = asyncio.Event()
         self.up.set()
 
     async def channel(self) -> WritingChannel:
-        return WritingChannel()
+        return self._channel
 
 
 async def publish(**fields: Any) -> None:
@@ -70,6 +80,23 @@ async def test_a_header_that_amqp_cannot_carry_is_told_apart_from_a_lost_message
 async def test_an_address_that_amqp_cannot_carry_is_told_too(text: str) -> None:
     with pytest.raises(Unencodable):
         await publish(correlation_id=text)
+
+
+async def test_the_patient_wait_out_an_alarm_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = VirtualTime(monkeypatch)
+    link = UpLink(SilentChannel(), is_blocked=True)
+    publisher = Publisher(cast("Any", link), timeout_s=10)
+    patient = asyncio.create_task(
+        publisher.publish(b"", exchange="e", routing_key="k", properties=properties(), patient=True)
+    )
+    with pytest.raises(PublishUnknown):
+        await publisher.publish(b"", exchange="e", routing_key="k", properties=properties())
+    await time.advance(3_600)
+    assert not patient.done()
+    link.is_blocked = False
+    await time.advance(20)
+    with pytest.raises(PublishUnknown):
+        patient.result()
 
 
 async def test_plain_properties_are_written() -> None:

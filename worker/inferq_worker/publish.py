@@ -156,6 +156,7 @@ class Replies:
             routing_key=reply_to,
             properties=properties(correlation_id=short(delivery.correlation_id), headers=trace(delivery.headers)),
             mandatory=not reply_to.startswith(DIRECT_REPLY),
+            patient=True,
         )
 
     async def _may_repeat(self, deliveries: Sequence[Delivery]) -> bool:
@@ -205,6 +206,7 @@ class Mover:
                     reply_to=None if bare else delivery.reply_to,
                     headers=headers,
                 ),
+                patient=True,
             )
         except Unencodable:
             if bare:
@@ -245,6 +247,7 @@ class Mover:
                 expiration_ms=None if bare else expiration_ms,
                 headers=headers,
             ),
+            patient=True,
         )
 
 
