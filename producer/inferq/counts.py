@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,8 @@ async def count_queues(broker: BrokerSettings, queues: Iterable[str]) -> dict[st
     Raises:
         BrokerUnreachable: no connection within `connect_timeout_s`.
     """
-    link = Link(broker, name="inferq count")
+    # Whoever asks is told by the error.
+    link = Link(broker, name="inferq count", log_level=logging.DEBUG)
     life = asyncio.create_task(link.run())
     try:
         await link.wait_up(broker.connect_timeout_s)
