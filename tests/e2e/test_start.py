@@ -154,9 +154,7 @@ async def test_no_password_is_shown_anywhere(site: Site, workers: Workers, tmp_p
         pytest.param([], {}, ["no model to serve", "--model"], id="no model"),
         pytest.param(["--model", "gone.onnx"], {}, ["gone.onnx", "not there"], id="a file that is not there"),
         pytest.param(["--models", "nowhere"], {}, ["nowhere", "not there"], id="a folder that is not there"),
-        pytest.param(
-            ["--model", "batch_mean.onnx"], {}, ["batch_mean", "rows", ".toml"], id="a model that mixes rows"
-        ),
+        pytest.param(["--model", "batch_mean.onnx"], {}, ["batch_mean", "rows", ".toml"], id="a model that mixes rows"),
         pytest.param(["--model", "junk.onnx"], {}, ["junk"], id="a file that is no model"),
         pytest.param(["--model", "scale.onnx"], {"BATCHING__MAX_ROW": "3"}, ["MAX_ROW is", "MAX_ROWS?"], id="a typo"),
         pytest.param(["--model", "scale.onnx"], {"BATCHING__MAX_ROWS": "0"}, ["max_rows"], id="a value out of bounds"),

@@ -193,6 +193,9 @@ class EarliestDeadline(Generic[T]):
                 batch = self._solo(start_s, given_up)
             else:
                 due_s, reason, key = self._most_urgent(now_s, start_s)
+                if len(self._suspects):
+                    # A suspect waits for one ordinary batch, but that one must not keep it beyond its own window.
+                    due_s = min(due_s, min(map(_arrived_s_of, self._suspects)) + self._max_wait_s)
                 if due_s > now_s:
                     return None, due_s
                 batch = self._compose(key, start_s, reason, given_up)
