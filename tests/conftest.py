@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import settings
 from tests.stack import Broker, Stack, StackMissingError, own_vhost, running_stack
+
+if not os.environ.get("CI"):
+    # In CI hypothesis itself takes the same examples every time and no time limit; at home it looks for new ones.
+    settings.register_profile("home", deadline=None)
+    settings.load_profile("home")
 
 
 @pytest.fixture(scope="session")
