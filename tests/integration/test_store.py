@@ -378,5 +378,13 @@ async def test_an_outcome_whose_confirmation_got_lost_is_kept_again_as_the_same(
 async def test_a_refusal_by_redis_is_an_error_and_redis_is_not_away(site: Site) -> None:
     store = await site.up()
     await site.redis.set(f"{site.prefix}:running", b"no hash")
-    assert "WRONGTYPE" in await refused(store.claim(store.record(["a"]), ["a"]))
+    assert "WRONGTYPE" in await refused(store.keep([outcome("a")], ended=store.record(["a"])))
+    assert store.up
+
+
+async def test_a_claim_whose_record_is_refused_still_tells_what_is_known(site: Site) -> None:
+    store = await site.up()
+    await store.keep([outcome("b")])
+    await site.redis.set(f"{site.prefix}:running", b"no hash")
+    assert await store.claim(store.record(["a", "b"]), ["a", "b"]) == [None, outcome("b")]
     assert store.up
