@@ -162,6 +162,18 @@ def trace(rate: float, seconds: float, allowance_s: float, seed: int) -> list[Ar
     return list(arrivals(random.Random(seed), Stream(rate, (allowance_s,)), seconds))  # noqa: S311 - a load
 
 
+async def watch(worker: Worker, seen: list[dict[int, float]]) -> None:
+    """What the worker holds of the model's run time, once a second: the speed under this load, not after it."""
+    while True:
+        await asyncio.sleep(1)
+        seen.append(await asyncio.to_thread(worker.run_s_by_rows))
+
+
+def mean_table(seen: Sequence[dict[int, float]]) -> LatencyTable:
+    """The mean of what was seen."""
+    return LatencyTable({rows: sum(one[rows] for one in seen) / len(seen) for rows in seen[0]})
+
+
 async def offer(client: Client, jobs: Sequence[Arrival]) -> Counter[str]:
     """Send jobs at their times, whatever becomes of those before; count answers in time, late, and by code."""
     x = np.random.default_rng(0).random((1, FEATURES), np.float32)
@@ -211,9 +223,12 @@ async def measure(model: Path, policy: str, factors: Sequence[float], seconds: f
         for factor in factors:
             capacity = MAX_ROWS / worker.run_s_by_rows()[MAX_ROWS]
             jobs = trace(capacity * factor, seconds, allowance_s, seed)
+            seen = [worker.run_s_by_rows()]
+            watching = asyncio.create_task(watch(worker, seen))
             counts = await offer(client, jobs)
-            table = LatencyTable(worker.run_s_by_rows())
-            # The machine is shared and its speed drifts: the bound is that of the speed during this load.
+            watching.cancel()
+            # The machine is shared and its speed depends on the load: the bound is that of the speed during this one.
+            table = mean_table(seen)
             capacity = MAX_ROWS / (table.predict(MAX_ROWS) or 1.0)
             offered = len(jobs) / seconds
             load = Load(

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from inferq_worker.work import Delivery, Feeds
 
 _log = structlog.get_logger(__name__)
+_HAND_OVER_TURNS = 5
+"""Turns of the event loop from the end of a run to the start of the next: slot, waiter, main loop, task, thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +238,12 @@ class Pipeline:
             self._device.end(run)
         times = RunTimes(closed_s, time.monotonic())
         self._record(model, batch, report, times)
+        done = list(self._step(batch, report))
+        for _ in range(_HAND_OVER_TURNS):
+            # The device is free: the batch that waits for it starts before anything else is done with this one.
+            await asyncio.sleep(0)
         info = model.session.info
         served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
-        done = list(self._step(batch, report))
         answers = list(self._answerer.results(done, BatchInfo(report.rows, batch.reason), times, served_by, info))
         for item, _ in done:
             if item.deadline_s is not None and times.ended_s > item.deadline_s:
