@@ -108,9 +108,7 @@ async def test_a_worker_killed_in_the_middle_of_a_load_loses_no_job(
         await nothing_is_left(raw, survivor)
 
 
-async def test_the_only_worker_killed_loses_no_job(
-    site: Site, workers: Workers, tmp_path: Path
-) -> None:
+async def test_the_only_worker_killed_loses_no_job(site: Site, workers: Workers, tmp_path: Path) -> None:
     """No survivor takes over: what the dead one held waits in the queues for the next."""
     model = models.scale(tmp_path, features=FEATURES)
     await workers.ready("--model", model)
@@ -120,7 +118,7 @@ async def test_the_only_worker_killed_loses_no_job(
         under_way = asyncio.gather(
             stream(pipeline, bulk, bundle_jobs=16, prefix="bulk-"), ask_one_by_one(service, urgent)
         )
-        # Once: a job that happened to run in both of two killed workers would be parked, as the second death of its life.
+        # Once: a job that happened to run in both of two killed workers would rightly be parked.
         await until(lambda: _answered(workers.started[-1], 300), "the worker is in the middle of it", 60)
         await workers.started[-1].kill()
         await workers.ready("--model", model)

@@ -33,6 +33,10 @@ def test_a_suspect_that_ran_alone_and_ended_its_worker_is_parked() -> None:
     assert verdict(record("first", "a"), record("second", "a")) is Verdict.PARK
 
 
+def test_two_records_of_one_worker_are_one_death() -> None:
+    assert verdict(record("dead", "a"), record("dead", "a", number=2)) is Verdict.ALONE
+
+
 def test_a_suspect_that_runs_alone_in_a_worker_that_may_live_waits() -> None:
     assert verdict(record("first", "a", "b"), record("busy", "a"), alive=(ME, "busy")) is Verdict.WAIT
 

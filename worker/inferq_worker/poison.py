@@ -62,7 +62,8 @@ def judge(job_id: str, records: Iterable[RunRecord], alive: Collection[str], me:
         me: this worker's id; own records are runs that this process knows to be over or under way.
     """
     suspect = [record for record in records if job_id in record.ids and record.worker != me]
-    if len(suspect) == 1:
+    # Deaths are counted by worker: a job that goes in steps can stand in two records of the same one.
+    if len({record.worker for record in suspect}) == 1:
         return Verdict.ALONE
     solo = [record for record in suspect if len(record.ids) == 1]
     if any(record.worker not in alive for record in solo):
