@@ -54,8 +54,8 @@ async def test_a_job_of_an_unfinished_run_runs_alone_and_is_counted(desk: Desk) 
 
 
 async def test_a_suspect_that_ended_its_worker_alone_fails_and_its_solo_record_goes(desk: Desk) -> None:
-    desk.left_behind("dead", "a")
-    desk.left_behind("dead", "a", "b")
+    desk.left_behind("second", "a")
+    desk.left_behind("first", "a", "b")
     with pytest.raises(WorkError) as caught:
         await desk.judge.runs_alone("a", "m")
     assert caught.value.code == "inference_failed"
