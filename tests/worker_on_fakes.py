@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -22,7 +23,6 @@ from tests.fakes import (
 )
 
 from inferq_schemas import (
-    DEFAULT_LIMITS,
     PARKING_EXCHANGE,
     Job,
     Result,
@@ -30,31 +30,21 @@ from inferq_schemas import (
     encode_bundle,
     encode_job,
 )
-from inferq_worker.answer import Answerer
-from inferq_worker.cpu import CpuPool
-from inferq_worker.device import Device
-from inferq_worker.finish import Finisher
-from inferq_worker.held import Held
 from inferq_worker.models import ModelFile
-from inferq_worker.outbox import Outbox
-from inferq_worker.payloads import Payloads
-from inferq_worker.pipeline import Pipeline, ServedModel
-from inferq_worker.publish import Mover, Replies, ReplyAllowList
-from inferq_worker.redelivered import Redelivered
 from inferq_worker.runtime.fake import FakeSession
-from inferq_worker.scheduling import EarliestDeadline, LatencyTable, Policy, RunningP95, SizeOrTimeout
-from inferq_worker.scheduling.admission import ForecastingPolicy
-from inferq_worker.scheduling.clock import LoopClock
+from inferq_worker.scheduling import LatencyTable
+from inferq_worker.served import ServedModel
+from inferq_worker.settings import WorkerSettings
 from inferq_worker.tasks import Tasks
-from inferq_worker.triage import Triage
-from inferq_worker.undertaker import Undertaker
 from inferq_worker.windows import Window
+from inferq_worker.wiring import wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from inferq_worker.settle import Settler
-    from inferq_worker.work import Delivery, WorkItem
+    from inferq_worker.wiring import Steps
+    from inferq_worker.work import Delivery
 
 MAX_JOB_ROWS = 4096
 
@@ -68,23 +58,18 @@ class WorkerOnFakes:
     """
 
     time: VirtualTime
-    pipeline: Pipeline
-    undertaker: Undertaker
-    finisher: Finisher
+    steps: Steps
     session: FakeSession
     store: FakeStore
     publisher: FakePublisher
     channel: FakeChannel
     settler: Settler
-    held: Held
     tasks: Tasks
     registry: CollectorRegistry
     journal: list[str]
     latency: LatencyTable
-    device: Device
-    cpus: dict[str, CpuPool]
-    serving: list[asyncio.Task[None]] = field(default_factory=list)
-    pressure: list[bool] = field(default_factory=list)
+    serving: list[asyncio.Task[None]]
+    pressure: list[bool]
 
     def delivery(self, content: Job | Sequence[Job] | bytes, *, lane: str = "interactive", **fields: Any) -> Delivery:
         """A delivery on the worker's channel; interactive jobs without a deadline get 30 s."""
@@ -102,14 +87,14 @@ class WorkerOnFakes:
     async def take(self, content: Job | Sequence[Job] | bytes, *, lane: str = "interactive", **fields: Any) -> Delivery:
         """Take a delivery in, and let happen what needs no time."""
         delivery = self.delivery(content, lane=lane, **fields)
-        self.pipeline.take(delivery)
+        self.steps.intake.take(delivery)
         await self.time.settle()
         return delivery
 
     async def bury(self, content: Job | Sequence[Job] | bytes, *, lane: str = "interactive", **fields: Any) -> Delivery:
         """Hand a delivery to the undertaker, and let happen what needs no time."""
         delivery = self.delivery(content, lane=lane, **({"deaths": ("expired",)} | fields))
-        self.undertaker.take(delivery)
+        self.steps.undertaker.take(delivery)
         await self.time.settle()
         return delivery
 
@@ -156,71 +141,38 @@ async def fake_worker(
     """A worker that serves model `m`, which doubles `x`, until the block ends; nothing is drained then."""
     registry, journal = CollectorRegistry(), list[str]()
     metrics = metrics_of(registry, role=role)
-    session = session or FakeSession()
+    session = session or FakeSession(slots=slots)
+    session.info = replace(session.info, max_rows=max_rows)
     channel, store, publisher = FakeChannel(journal), FakeStore(journal), FakePublisher(journal)
     pressure: list[bool] = []
-    held = Held(max_held_bytes, pressure.append)
+    settings = WorkerSettings.model_validate(
+        {
+            "role": role,
+            "models": {"files": ("m=model.onnx",)},
+            "batching": {"policy": policy_name, "max_rows": max_rows, "max_wait_s": max_wait_s, "max_bytes": 2**20},
+            "limits": {"rows": MAX_JOB_ROWS, "payload_bytes": 2**20},
+        }
+    )
+    # Less than a real worker could be told to hold.
+    lanes = settings.lanes.model_copy(update={"max_held_bytes": max_held_bytes})
+    settings = settings.model_copy(update={"lanes": lanes})
+    broker = SimpleNamespace(pause_bulk=pressure.append, replies=publisher, moves=publisher)
     failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = Tasks(group)
-            finisher = Finisher(
-                store=cast("Any", store),
-                replies=Replies(cast("Any", publisher), metrics),
-                mover=Mover(cast("Any", publisher), metrics),
-                metrics=metrics,
-                tasks=tasks,
-                claim_check_bytes=DEFAULT_LIMITS.claim_check_bytes,
-                held=held,
-            )
-            allow = ReplyAllowList((r"reply\..+", r"amq\.rabbitmq\.reply-to\..+"))
-            shared: dict[str, Any] = {
-                "limits": DEFAULT_LIMITS,
-                "allow": allow,
-                "finisher": finisher,
-                "metrics": metrics,
-                "tasks": tasks,
-            }
             latency = LatencyTable()
             window = Window(max_rows=max_rows, first_rows=256)
             models = {"m": ServedModel(ModelFile("m", "1", Path("model.onnx")), session, latency, window)}
-            answerer = Answerer(worker=WORKER, role=role)
-            clock = LoopClock(asyncio.get_running_loop(), time.monotonic)
-            policy: Policy[WorkItem] = _policy(policy_name, latency, max_rows=max_rows, max_wait_s=max_wait_s)
-            device = Device(slots, clock)
-            cpus = {"m": CpuPool()} if role == "gpu" else {}
-            triage = Triage(
-                policy=policy if isinstance(policy, ForecastingPolicy) else None,
-                device=device,
-                cpus=cpus,
-                after=(after := RunningP95(0.003)),
-                finisher=finisher,
-                clock=clock,
-                metrics=metrics,
-                tasks=tasks,
-            )
-            pipeline = Pipeline(
-                models=models,
-                policy=policy,
-                clock=clock,
-                device=device,
-                triage=triage,
-                outbox=Outbox(finisher, answerer, tasks),
-                answerer=answerer,
-                max_job_rows=MAX_JOB_ROWS,
-                store=cast("Any", store),
-                redelivered=Redelivered(cast("Any", store), WORKER, metrics),
-                payloads=Payloads(cast("Any", store), held, max_bytes=2**20),
-                in_hand=held,
-                after=after,
-                **shared,
-            )
-            undertaker = Undertaker(held=held, **shared)
+            tasks = Tasks(group)
+            steps = wire(
+                settings, models, cast("Any", broker), cast("Any", store),
+                turns=slots, worker=WORKER, metrics=metrics, tasks=tasks,
+            )  # fmt: skip
             settler = settler_of(channel, metrics)
-            serving = [group.create_task(pipeline.serve())]
+            serving = [group.create_task(steps.pipeline.serve())]
             worker = WorkerOnFakes(
-                time, pipeline, undertaker, finisher, session, store, publisher, channel, settler, held, tasks,
-                registry, journal, latency, device, cpus, serving, pressure,
+                time, steps, session, store, publisher, channel, settler, tasks, registry, journal, latency, serving,
+                pressure,
             )  # fmt: skip
             try:
                 yield worker
@@ -232,13 +184,3 @@ async def fake_worker(
     finally:
         if failure is not None:
             raise failure
-
-
-def _policy(name: str, latency: LatencyTable, *, max_rows: int, max_wait_s: float) -> Policy[WorkItem]:
-    policy = EarliestDeadline if name == "earliest_deadline" else SizeOrTimeout
-    return policy(
-        max_rows=max_rows,
-        max_bytes=2**20,
-        max_wait_s=max_wait_s,
-        predict_s=lambda bucket, rows: latency.predict(rows, bucket),
-    )

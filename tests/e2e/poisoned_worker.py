@@ -6,22 +6,21 @@ Runs in place of `python -m inferq`; everything else is the real program.
 import os
 import signal
 import sys
-from collections.abc import Sequence
 
 from inferq.cli import main
-from inferq_worker.runtime import Feeds, RunReport
-from inferq_worker.runtime.session import OrtSession
+from inferq_worker.runtime import Feeds
+from inferq_worker.runtime.ort import OrtRun
 
 POISON = 666.0
-_run = OrtSession.run
+_run = OrtRun.run
 
 
-async def _run_or_die(self: OrtSession, feeds: Sequence[Feeds]) -> RunReport:
-    if any((array == POISON).any() for item in feeds for array in item.values()):
+def _run_or_die(self: OrtRun) -> Feeds:
+    if any((array == POISON).any() for array in self.feeds.values()):
         os.kill(os.getpid(), signal.SIGKILL)
-    return await _run(self, feeds)
+    return _run(self)
 
 
 if __name__ == "__main__":
-    OrtSession.run = _run_or_die  # type: ignore[method-assign]  # the point of this program
+    OrtRun.run = _run_or_die  # type: ignore[method-assign]  # the point of this program
     sys.exit(main())

@@ -282,12 +282,25 @@ class Held:
         self.began, self.gate = threading.Event(), threading.Event()
         self.seen: list[Array] = []
 
-    def run(self, feeds: Feeds) -> Feeds:
-        self.began.set()
-        assert self.gate.wait(20)
-        self.seen.append(feeds["x"].copy())
-        outputs: Feeds = self._real.run(feeds)
+    def prepare(self, feeds: Feeds) -> "HeldRun":
+        return HeldRun(self, feeds, self._real.prepare(feeds))
+
+
+class HeldRun:
+    """One run of it."""
+
+    def __init__(self, engine: Held, feeds: Feeds, real: Any) -> None:
+        self._engine, self._feeds, self._real = engine, feeds, real
+
+    def run(self) -> Feeds:
+        self._engine.began.set()
+        assert self._engine.gate.wait(20)
+        self._engine.seen.append(self._feeds["x"].copy())
+        outputs: Feeds = self._real.run()
         return outputs
+
+    def stop(self) -> None:
+        self._real.stop()
 
 
 @pytest.fixture(name="held")

@@ -15,7 +15,7 @@ from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 from inferq.amqp import PublishForbidden, PublishUnknown, Refused, Unencodable, Unroutable
 from inferq.outcome import Outcome
 from inferq_schemas import DEFAULT_LIMITS, Result, decode_jobs
-from inferq_worker import answer, pipeline, publish
+from inferq_worker import answer, hand, pipeline, publish, wiring
 from inferq_worker.poison import RunRecord
 from inferq_worker.runtime import RowError, TensorSpec
 from inferq_worker.runtime.fake import FAKE_INFO, FakeSession
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, publish, answer)
+    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
 
 
 def failing(_item: Feeds) -> RowError:
@@ -71,12 +71,12 @@ async def test_with_redis_away_all_others_wait_in_hand_until_it_is_back(
         await worker.take(job_of("a"), lane=lane, reply_to=reply_to)
         await time.advance(60)
         assert worker.journal == []
-        assert worker.held.deliveries == 1
+        assert worker.steps.held.deliveries == 1
         worker.store.come_back()
         await time.settle()
         assert [step for step in worker.journal if "published" not in step] == ["stored a", "acked 1"]
         assert len(worker.replies()) == (reply_to is not None)
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
         assert worker.count("result_unstored") == 0
 
 
@@ -127,7 +127,7 @@ async def test_what_the_broker_took_back_meanwhile_is_out_of_hand(time: VirtualT
         worker.new_channel()
         worker.store.come_back()
         await time.advance(1)
-        assert (worker.held.bytes, worker.held.deliveries) == (0, 0)
+        assert (worker.steps.held.bytes, worker.steps.held.deliveries) == (0, 0)
         assert worker.channel.fates == {}
 
 
@@ -162,7 +162,7 @@ async def test_the_record_of_a_run_that_did_not_take_place_is_removed_with_the_n
             record = RunRecord(f"worker-1/9{number}", "worker-1", frozenset("a"), 0)
             worker.store.running[record.key] = record
             worker.store.go_away()
-            await worker.finisher.abandon(record)
+            await worker.steps.finisher.abandon(record)
         assert len(worker.store.running) == 2
         worker.store.come_back()
         await worker.take(job_of("b"))
@@ -218,7 +218,7 @@ async def test_a_reply_of_unknown_fate_is_given_up_when_the_broker_has_taken_the
         worker.new_channel()
         await time.advance(30)
         assert worker.replies() == []
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
         # It comes again and is answered from the store.
         await worker.take(job_of("a"), redelivered=True)
         await time.advance(30)
@@ -265,7 +265,7 @@ async def test_what_can_never_be_parked_goes_back_and_ends_no_worker(time: Virtu
         await time.advance(60)
         assert worker.codes() == {"a": "inference_failed"}
         assert worker.channel.fates == {1: "requeued"}
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_a_store_that_fails_in_no_foreseen_way_ends_no_worker(
@@ -286,7 +286,7 @@ async def test_parking_is_given_up_when_the_broker_has_taken_every_delivery_back
         await worker.take(job_of("a"))
         worker.new_channel()
         await time.advance(30)
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
         assert len(worker.tasks) == 0
 
 
@@ -361,38 +361,40 @@ async def test_a_job_is_handed_on_and_settled_once_that_is_confirmed(time: Virtu
     async with fake_worker(time) as worker:
         delivery = worker.delivery(job_of("a"), lane="bulk")
         delivery.open_requests = 1
-        worker.held.take(delivery)
+        worker.steps.held.take(delivery)
         worker.publisher.fail("inferq.fallback", PublishUnknown("no confirm"), times=3)
         request, job = request_of(delivery), job_of("a")
-        handing = asyncio.create_task(worker.finisher.hand_on(request, job, to_fallback=True, expiration_ms=700))
+        handing = asyncio.create_task(worker.steps.finisher.hand_on(request, job, to_fallback=True, expiration_ms=700))
         await time.settle()
         assert worker.channel.open_tags == {1}
         await time.advance(10)
         assert await handing
         assert worker.channel.fates == {1: "acked"}
         assert [(one.exchange, one.properties.expiration) for one in worker.moved] == [("inferq.fallback", "700")]
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_a_job_handed_on_after_the_broker_took_it_back_is_out_of_hand(time: VirtualTime) -> None:
     async with fake_worker(time) as worker:
         delivery = worker.delivery(job_of("a"), lane="bulk")
         delivery.open_requests = 1
-        worker.held.take(delivery)
+        worker.steps.held.take(delivery)
         worker.publisher.fail("inferq.jobs", PublishUnknown("no confirm"), times=1_000)
         worker.new_channel()
-        assert await worker.finisher.hand_on(request_of(delivery), job_of("a"), to_fallback=False, expiration_ms=None)
-        assert (worker.held.bytes, worker.held.deliveries) == (0, 0)
+        assert await worker.steps.finisher.hand_on(
+            request_of(delivery), job_of("a"), to_fallback=False, expiration_ms=None
+        )
+        assert (worker.steps.held.bytes, worker.steps.held.deliveries) == (0, 0)
 
 
 async def test_a_model_without_fallback_sends_its_job_back_to_its_lane(time: VirtualTime) -> None:
     async with fake_worker(time) as worker:
         delivery = worker.delivery(job_of("a"), lane="bulk")
         delivery.open_requests = 1
-        worker.held.take(delivery)
+        worker.steps.held.take(delivery)
         worker.publisher.fail("inferq.fallback", Unroutable("no queue"))
         request = request_of(delivery)
-        assert await worker.finisher.hand_on(request, job_of("a"), to_fallback=True, expiration_ms=None)
+        assert await worker.steps.finisher.hand_on(request, job_of("a"), to_fallback=True, expiration_ms=None)
         assert [one.exchange for one in worker.moved] == ["inferq.jobs"]
 
 
@@ -402,7 +404,7 @@ async def test_a_job_that_no_queue_takes_stays_open(time: VirtualTime) -> None:
         delivery.open_requests = 1
         worker.publisher.fail("inferq.jobs", Unroutable("no queue"))
         request = request_of(delivery)
-        assert not await worker.finisher.hand_on(request, job_of("a"), to_fallback=False, expiration_ms=None)
+        assert not await worker.steps.finisher.hand_on(request, job_of("a"), to_fallback=False, expiration_ms=None)
         assert worker.channel.open_tags == {1}
 
 
@@ -410,16 +412,18 @@ async def test_an_answer_without_digest_is_told_and_not_stored(time: VirtualTime
     async with fake_worker(time) as worker:
         delivery = worker.delivery(b"?")
         delivery.open_requests = 1
-        worker.held.take(delivery)
-        await worker.finisher.finish([Answer((request_of(delivery),), Result.failed("", "malformed", "no"))], None)
+        worker.steps.held.take(delivery)
+        await worker.steps.finisher.finish(
+            [Answer((request_of(delivery),), Result.failed("", "malformed", "no"))], None
+        )
         await time.settle()
         assert worker.journal == ["published reply.me", "acked 1"]
 
 
 async def test_finishing_nothing_touches_nothing(time: VirtualTime) -> None:
     async with fake_worker(time) as worker:
-        await worker.finisher.finish([], None)
-        await worker.finisher.abandon(None)
+        await worker.steps.finisher.finish([], None)
+        await worker.steps.finisher.abandon(None)
         assert worker.store.asked == []
 
 
@@ -427,11 +431,11 @@ async def test_a_delivery_counts_as_in_hand_until_its_last_job_is_done(time: Vir
     async with fake_worker(time) as worker:
         delivery = delivery_of(bytes(10), settler=worker.settler, tag=worker.channel.deliver())
         worker.settler.open(delivery.tag)
-        worker.held.take(delivery)
+        worker.steps.held.take(delivery)
         delivery.open_requests = 2
-        worker.finisher.settle(request_of(delivery))
-        assert worker.held.bytes == 10
-        worker.finisher.settle(request_of(delivery))
+        worker.steps.finisher.settle(request_of(delivery))
+        assert worker.steps.held.bytes == 10
+        worker.steps.finisher.settle(request_of(delivery))
         await time.settle()
-        assert worker.held.bytes == 0
+        assert worker.steps.held.bytes == 0
         assert worker.channel.fates == {1: "acked"}

@@ -132,7 +132,7 @@ def test_every_event_moves_a_series(metrics: Metrics, registry: CollectorRegistr
 
 def test_names_follow_the_rules_of_prometheus(metrics: Metrics, registry: CollectorRegistry) -> None:
     for family in registry.collect():
-        assert re.fullmatch(r"inferq_[a-z]+(_[a-z0-9]+)*", family.name), family.name
+        assert re.fullmatch(r"(inferq|onnx)_[a-z]+(_[a-z0-9]+)*", family.name), family.name
         assert not family.name.endswith(("_ms", "_count", "_sum"))
         assert family.documentation.endswith(".")
         assert family.type != "gauge" or not family.name.endswith("_total")

@@ -12,7 +12,7 @@ from tests.worker_on_fakes import MAX_JOB_ROWS, WorkerOnFakes, fake_worker
 
 from inferq.outcome import Outcome
 from inferq_schemas import Job, Tensor, decode_jobs, encode_bundle, encode_job
-from inferq_worker import answer, pipeline, publish
+from inferq_worker import answer, hand, intake, pipeline, publish, wiring
 from inferq_worker.poison import RunRecord
 from inferq_worker.runtime import RowError, SessionBroken
 from inferq_worker.runtime.fake import FakeSession, double
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, publish, answer)
+    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
 
 
 def held_back() -> FakeSession:
@@ -71,7 +71,7 @@ async def test_an_answer_is_stored_then_replied_then_acked(time: VirtualTime) ->
         assert worker.publisher.published[0].properties.correlation_id == "c1"
         assert worker.store.replied == ["a"]
         assert worker.store.running == {}
-        assert (worker.held.bytes, worker.held.deliveries, worker.pipeline.held_jobs) == (0, 0, 0)
+        assert (worker.steps.held.bytes, worker.steps.held.deliveries, len(worker.steps.hand)) == (0, 0, 0)
 
 
 async def test_a_job_without_reply_address_is_stored_hinted_at_and_acked(time: VirtualTime) -> None:
@@ -98,11 +98,11 @@ async def test_the_running_record_stands_while_a_run_runs(time: VirtualTime) -> 
         await worker.take([job_of("a"), job_of("b")], lane="bulk")
         assert [record.ids for record in worker.store.running.values()] == [{"a", "b"}]
         await time.advance(7)
-        assert worker.device.longest_run_s() == pytest.approx(7, abs=0.01)
+        assert worker.steps.device.longest_run_s() == pytest.approx(7, abs=0.01)
         worker.session.gate.set()
         await time.settle()
         assert worker.store.running == {}
-        assert worker.device.longest_run_s() == 0
+        assert worker.steps.device.longest_run_s() == 0
 
 
 async def test_each_bad_job_of_a_bundle_gets_its_own_answer_and_the_others_go_on(time: VirtualTime) -> None:
@@ -184,7 +184,7 @@ async def test_a_failure_of_ours_in_taking_a_job_in_is_answered_too(
     def stumble(*_args: Any, **_fields: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(pipeline, "admit", stumble)
+    monkeypatch.setattr(intake, "admit", stumble)
     async with fake_worker(time) as worker:
         await worker.take(job_of("a"))
         await worker.take(job_of("b"), redelivered=True)
@@ -421,7 +421,7 @@ async def test_jobs_that_expire_together_are_stored_together(time: VirtualTime) 
         await worker.take(job_of("first"))
         deadline_unix_ms = worker.unix_ms(1)
         for number in range(20):
-            worker.pipeline.take(worker.delivery(job_of(f"a{number}", deadline_unix_ms=deadline_unix_ms)))
+            worker.steps.intake.take(worker.delivery(job_of(f"a{number}", deadline_unix_ms=deadline_unix_ms)))
         await time.advance(1.1)
         keeps = [ids for operation, ids in worker.store.asked if operation == "keep"]
         assert [len(ids) for ids in keeps] == [20]
@@ -468,8 +468,8 @@ async def test_jobs_that_the_broker_took_back_are_not_run(time: VirtualTime) -> 
         worker.session.gate.set()
         await time.settle()
         assert run_ids(worker) == [1]
-        assert worker.held.deliveries == 0
-        assert worker.pipeline.held_jobs == 0
+        assert worker.steps.held.deliveries == 0
+        assert len(worker.steps.hand) == 0
 
 
 async def test_a_broken_session_ends_the_worker_and_leaves_its_record_as_evidence(time: VirtualTime) -> None:
@@ -495,7 +495,7 @@ async def test_draining_gives_back_what_waits_and_finishes_what_runs(time: Virtu
         await worker.take(job_of("runs"))
         await worker.take(job_of("waits"))
         await worker.take([job_of("b1"), job_of("b2")], lane="bulk")
-        worker.pipeline.drain()
+        worker.steps.pipeline.drain()
         await worker.take(job_of("too-late"))
         assert worker.channel.fates == {2: "requeued", 3: "requeued", 4: "requeued"}
         worker.session.gate.set()
@@ -503,14 +503,14 @@ async def test_draining_gives_back_what_waits_and_finishes_what_runs(time: Virtu
         assert worker.channel.fates[1] == "acked"
         assert worker.codes() == {"runs": "ok"}
         assert all(task.done() for task in worker.serving)
-        assert (worker.held.bytes, worker.held.deliveries, worker.pipeline.held_jobs) == (0, 0, 0)
+        assert (worker.steps.held.bytes, worker.steps.held.deliveries, len(worker.steps.hand)) == (0, 0, 0)
         assert worker.count("jobs_requeued", model="m", lane="interactive") == 1
 
 
 async def test_draining_gives_a_partly_answered_bundle_back_once_the_rest_of_it_has_run(time: VirtualTime) -> None:
     async with fake_worker(time, session=held_back(), max_rows=1) as worker:
         await worker.take([job_of("runs"), job_of("waits"), job_of("bad", version="9")], lane="bulk")
-        worker.pipeline.drain()
+        worker.steps.pipeline.drain()
         await time.settle()
         assert worker.channel.open_tags == {1}
         worker.session.gate.set()
@@ -524,8 +524,8 @@ async def test_draining_gives_a_partly_answered_bundle_back_once_the_rest_of_it_
 async def test_draining_gives_back_jobs_that_still_ask_redis(time: VirtualTime) -> None:
     async with fake_worker(time) as worker:
         delivery = worker.delivery(job_of("a"), redelivered=True)
-        worker.pipeline.take(delivery)
-        worker.pipeline.drain()
+        worker.steps.intake.take(delivery)
+        worker.steps.pipeline.drain()
         await time.settle()
         assert worker.channel.fates == {1: "requeued"}
         assert worker.session.calls == []
@@ -549,7 +549,7 @@ async def test_the_cpu_role_sends_unrun_to_the_dead_what_it_must_not_run(
         assert worker.channel.fates == {1: "dead"}
         assert worker.session.calls == []
         assert worker.publisher.published == []
-        assert (worker.held.bytes, worker.held.deliveries) == (0, 0)
+        assert (worker.steps.held.bytes, worker.steps.held.deliveries) == (0, 0)
 
 
 async def test_the_cpu_role_answers_what_expired_and_marks_it_as_fallback(time: VirtualTime) -> None:
@@ -590,24 +590,24 @@ async def test_fetched_inputs_are_in_hand_until_their_job_has_its_answer(time: V
     async with fake_worker(time, session=held_back()) as worker:
         worker.store.inputs["a", "x"] = bytes(128)
         delivery = await worker.take(job)
-        assert worker.held.bytes == len(delivery.body) + 128
+        assert worker.steps.held.bytes == len(delivery.body) + 128
         worker.session.gate.set()
         await time.settle()
         assert worker.codes() == {"a": "ok"}
-        assert worker.held.bytes == 0
+        assert worker.steps.held.bytes == 0
 
 
 async def test_take_tells_the_rows_of_a_delivery(time: VirtualTime) -> None:
     async with fake_worker(time) as worker:
-        assert worker.pipeline.take(worker.delivery([job_of("a", 1, 2, 3), job_of("b", 1)], lane="bulk")) == 4
-        assert worker.pipeline.take(worker.delivery(b"\xc1")) == 0
+        assert worker.steps.intake.take(worker.delivery([job_of("a", 1, 2, 3), job_of("b", 1)], lane="bulk")) == 4
+        assert worker.steps.intake.take(worker.delivery(b"\xc1")) == 0
         await time.settle()
 
 
 async def test_a_job_refused_for_its_rows_does_not_shrink_the_window_of_its_lane(time: VirtualTime) -> None:
     job = Job.build(id="a", model="m", inputs={"x": Tensor(dtype="float32", shape=(2**53 - 1, 0), data=b"")})
     async with fake_worker(time) as worker:
-        assert worker.pipeline.take(worker.delivery(job)) == MAX_JOB_ROWS
+        assert worker.steps.intake.take(worker.delivery(job)) == MAX_JOB_ROWS
         await time.settle()
         assert worker.codes() == {"a": "too_large"}
 
@@ -635,11 +635,11 @@ async def test_what_is_held_is_shown_by_lane(time: VirtualTime) -> None:
     async with fake_worker(time, session=held_back()) as worker:
         await worker.take(job_of("a", 1, 2))
         await time.advance(3)
-        worker.pipeline.observe()
+        worker.steps.hand.observe()
         at = {"model": "m", "lane": "interactive"}
         assert worker.registry.get_sample_value("inferq_held_rows", at) == 2
         assert worker.registry.get_sample_value("inferq_oldest_job_age_seconds", at) == pytest.approx(3, abs=0.01)
         worker.session.gate.set()
         await time.settle()
-        worker.pipeline.observe()
+        worker.steps.hand.observe()
         assert worker.registry.get_sample_value("inferq_held_rows", at) == 0

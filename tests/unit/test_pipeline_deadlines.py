@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.fakes import VirtualTime, job_of
@@ -11,36 +10,23 @@ from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 
 from inferq.outcome import Outcome
 from inferq_schemas import FALLBACK_EXCHANGE
-from inferq_worker import answer, pipeline, publish
+from inferq_worker import answer, hand, pipeline, publish, wiring
 from inferq_worker.cpu import CpuWorker
-from inferq_worker.runtime import RunReport
 from inferq_worker.runtime.fake import FakeSession
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from inferq_worker.work import Feeds
 
 EARLIEST = "earliest_deadline"
 
 
 class Timed(FakeSession):
-    """Runs of a second, or as long as `lasts_s` says; what a run reports of itself is what it took."""
+    """Runs of a second, or as long as `run_s` says."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.lasts_s = 1.0
-
-    async def run(self, feeds: Sequence[Feeds]) -> RunReport:
-        lasts_s = self.lasts_s
-        report = await super().run(feeds)
-        await asyncio.sleep(lasts_s)
-        return RunReport(report.answers, lasts_s, report.rows, 0)
+        super().__init__(run_s=1.0, passes=True)
 
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, publish, answer)
+    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
 
 
 def ids(worker: WorkerOnFakes) -> list[tuple[str, ...]]:
@@ -48,9 +34,9 @@ def ids(worker: WorkerOnFakes) -> list[tuple[str, ...]]:
     return [claimed for operation, claimed in worker.store.asked if operation == "claim"]
 
 
-async def warm(worker: WorkerOnFakes) -> None:
+async def warm(worker: WorkerOnFakes, *sizes: int) -> None:
     """Let the worker learn how long a run takes: a second, of one row or of 32."""
-    for rows in (1, 32):
+    for rows in sizes or (1, 32):
         await worker.take(job_of(f"warm{rows}", *[1.0] * rows, deadline_unix_ms=worker.unix_ms(600)))
         await worker.time.advance(1.5)
     worker.publisher.published.clear()
@@ -60,7 +46,7 @@ async def warm(worker: WorkerOnFakes) -> None:
 
 def has_cpu(worker: WorkerOnFakes, run_s: float = 0.1) -> None:
     entry = CpuWorker(run_s, lanes=1, held_jobs=0, beat=1)
-    worker.cpus["m"].update({"c": entry}, gpu_workers=1, queued_jobs=0, now_s=worker.time.monotonic())
+    worker.steps.cpus["m"].update({"c": entry}, gpu_workers=1, queued_jobs=0, now_s=worker.time.monotonic())
 
 
 @pytest.mark.parametrize("policy_name", ["size_or_timeout", EARLIEST])
@@ -83,7 +69,7 @@ async def test_the_next_batch_is_composed_before_the_run_ends_and_starts_when_it
         await warm(worker)
         await worker.take(job_of("a"))
         await worker.take(job_of("b"))
-        await time.advance(1.0 - worker.device.lead_s - 0.002)
+        await time.advance(1.0 - worker.steps.device.lead_s - 0.002)
         assert ids(worker) == [("a",)]
         await time.advance(0.004)
         assert ids(worker) == [("a",), ("b",)]
@@ -96,7 +82,7 @@ async def test_a_job_that_becomes_too_late_while_its_batch_waits_for_the_device_
     session = Timed()
     async with fake_worker(time, session=session, policy_name=EARLIEST) as worker:
         await warm(worker)
-        session.lasts_s = 9.0
+        session.run_s = 9.0
         await worker.take(job_of("a"))
         await worker.take(job_of("due", deadline_unix_ms=worker.unix_ms(2.5)))
         await worker.take(job_of("patient", deadline_unix_ms=worker.unix_ms(60)))
@@ -106,46 +92,46 @@ async def test_a_job_that_becomes_too_late_while_its_batch_waits_for_the_device_
         assert [len(run) for run in worker.session.calls] == [1, 1]
         assert worker.codes() == {"a": "ok", "due": "deadline_exceeded", "patient": "ok"}
         assert worker.store.running == {}
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_a_composed_batch_of_which_nothing_is_left_does_not_keep_the_device(time: VirtualTime) -> None:
     session = Timed()
     async with fake_worker(time, session=session, policy_name=EARLIEST) as worker:
         await warm(worker)
-        session.lasts_s = 9.0
+        session.run_s = 9.0
         await worker.take(job_of("a"))
         await worker.take(job_of("due", deadline_unix_ms=worker.unix_ms(2.5)))
         await time.advance(10)
-        session.lasts_s = 1.0
+        session.run_s = 1.0
         assert worker.codes() == {"a": "ok", "due": "deadline_exceeded"}
         assert worker.store.running == {}
-        assert worker.device.longest_run_s() == 0.0
+        assert worker.steps.device.longest_run_s() == 0.0
         await worker.take(job_of("next"))
         await time.advance(1.5)
         assert worker.codes()["next"] == "ok"
 
 
-async def test_a_drain_gives_a_composed_batch_back(time: VirtualTime) -> None:
+async def test_a_drain_finishes_the_batch_that_waits_for_the_device(time: VirtualTime) -> None:
     session = Timed()
     async with fake_worker(time, session=session, policy_name=EARLIEST) as worker:
         await warm(worker)
-        session.lasts_s = 9.0
+        session.run_s = 9.0
         await worker.take(job_of("a"))
         await worker.take(job_of("composed"))
         await time.advance(1.5)
         assert ids(worker)[-1] == ("composed",)
-        worker.pipeline.drain()
+        worker.steps.pipeline.drain()
         await time.advance(30)
-        assert worker.codes() == {"a": "ok"}
-        assert worker.channel.fates == {1: "acked", 2: "acked", 3: "acked", 4: "requeued"}
+        assert worker.codes() == {"a": "ok", "composed": "ok"}
+        assert set(worker.channel.fates.values()) == {"acked"}
         assert worker.store.running == {}
         assert all(task.done() for task in worker.serving)
 
 
 async def test_the_urgent_job_goes_first_whatever_came_first(time: VirtualTime) -> None:
     async with fake_worker(time, session=Timed(), max_rows=1, policy_name=EARLIEST) as worker:
-        await warm(worker)
+        await warm(worker, 1)
         await worker.take(job_of("running"))
         for job_id, left_s in (("last", 60), ("second", 30), ("first", 10)):
             await worker.take(job_of(job_id, deadline_unix_ms=worker.unix_ms(left_s)))
@@ -165,10 +151,10 @@ async def test_a_job_that_the_gpu_would_miss_goes_to_the_cpu_at_once(time: Virtu
         assert moved.headers["inferq-divert-cpu-ms"] == 110
         assert worker.count("jobs_diverted", model="m", reason="deadline") == 1
         assert worker.channel.fates[4] == "acked"
-        assert worker.pipeline.held_jobs == 1
+        assert len(worker.steps.hand) == 1
         await time.advance(3)
         assert worker.codes() == {"a": "ok"}
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_a_job_that_nobody_answers_in_time_is_refused_well_before_its_deadline(time: VirtualTime) -> None:
@@ -190,14 +176,14 @@ async def test_a_job_that_was_taken_and_turns_out_hopeless_is_rescued_by_the_cpu
     async with fake_worker(time, session=session, policy_name=EARLIEST) as worker:
         await warm(worker)
         has_cpu(worker)
-        session.lasts_s = 1.9
+        session.run_s = 1.9
         await worker.take(job_of("a", 1.0, deadline_unix_ms=worker.unix_ms(60)))
         await worker.take([job_of("b1", deadline_unix_ms=worker.unix_ms(1.5))], lane="bulk")
         await time.advance(1.2)
         assert [one.headers["inferq-divert-reason"] for one in worker.moved] == ["deadline"]
         assert worker.moved[0].exchange == FALLBACK_EXCHANGE
         await time.advance(5)
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_a_job_that_was_taken_and_turns_out_hopeless_is_told_before_its_deadline(time: VirtualTime) -> None:
@@ -227,7 +213,7 @@ async def test_a_batch_is_composed_for_the_moment_when_it_will_start(time: Virtu
 async def test_expiry_is_told_within_milliseconds_while_the_device_is_busy(time: VirtualTime, policy_name: str) -> None:
     session = Timed()
     async with fake_worker(time, session=session, policy_name=policy_name) as worker:
-        session.lasts_s = 2.0
+        session.run_s = 2.0
         await worker.take(job_of("a"))
         told: dict[str, float] = {}
         bundle = [job_of(f"b{n}", deadline_unix_ms=worker.unix_ms(0.1 + n * 0.01)) for n in range(100)]
@@ -268,8 +254,8 @@ async def test_after_a_few_slow_runs_jobs_are_turned_away_only_for_a_while(time:
     session = Timed()
     async with fake_worker(time, session=session, policy_name=EARLIEST) as worker:
         taken = dict[str, list[str]]()
-        for phase, lasts_s, jobs in (("well", 0.02, 10), ("hiccup", 0.5, 10), ("after", 0.02, 200)):
-            session.lasts_s = lasts_s
+        for phase, run_s, jobs in (("well", 0.02, 10), ("hiccup", 0.5, 10), ("after", 0.02, 200)):
+            session.run_s = run_s
             for number in range(jobs):
                 job_id = f"{phase}-{number}"
                 await worker.take(job_of(job_id, deadline_unix_ms=worker.unix_ms(0.05)))
@@ -301,7 +287,7 @@ async def test_a_composed_batch_that_was_answered_meanwhile_holds_nobody_up(time
         worker.store.put(Outcome.cancelled("a"))
         await worker.take(job_of("a"))
         assert worker.codes() == {"a": "cancelled"}
-        assert worker.device.start_s == pytest.approx(time.monotonic())
+        assert worker.steps.device.start_s == pytest.approx(time.monotonic())
         await worker.take(job_of("b", deadline_unix_ms=worker.unix_ms(1.2)))
         await time.advance(2)
         assert worker.codes()["b"] == "ok"

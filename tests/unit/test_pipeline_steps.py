@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,12 @@ from tests.fakes import VirtualTime, job_of
 from tests.worker_on_fakes import WorkerOnFakes, fake_worker
 
 from inferq.outcome import Outcome
-from inferq_worker import answer, pipeline, publish
-from inferq_worker.runtime import RowError, RunReport
+from inferq_worker import answer, hand, pipeline, publish, wiring
+from inferq_worker.runtime import RowError
 from inferq_worker.runtime.fake import FAKE_INFO, FakeSession, double
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from inferq_worker.work import Feeds
 
@@ -29,17 +28,12 @@ class Timed(FakeSession):
     """Two rows at most, a second for each run."""
 
     def __init__(self, answer: Callable[[Feeds], Feeds | RowError] = double) -> None:
-        super().__init__(answer, info=replace(FAKE_INFO, max_rows=STEP_ROWS), run_s=1.0)
-
-    async def run(self, feeds: Sequence[Feeds]) -> RunReport:
-        report = await super().run(feeds)
-        await asyncio.sleep(report.run_s)
-        return report
+        super().__init__(answer, info=replace(FAKE_INFO, max_rows=STEP_ROWS), run_s=1.0, passes=True)
 
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, publish, answer)
+    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
 
 
 def run_rows(worker: WorkerOnFakes) -> list[list[float]]:
@@ -48,7 +42,7 @@ def run_rows(worker: WorkerOnFakes) -> list[list[float]]:
 
 
 def settled(worker: WorkerOnFakes) -> bool:
-    return (worker.held.deliveries, worker.pipeline.held_jobs, worker.store.running) == (0, 0, {})
+    return (worker.steps.held.deliveries, len(worker.steps.hand), worker.store.running) == (0, 0, {})
 
 
 @pytest.mark.parametrize("policy_name", POLICIES)
@@ -138,7 +132,7 @@ async def test_a_drain_between_two_steps_gives_it_back(time: VirtualTime) -> Non
     async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS) as worker:
         await worker.take(job_of("a", 1, 2, 3, 4, 5))
         await time.advance(0.5)
-        worker.pipeline.drain()
+        worker.steps.pipeline.drain()
         await time.advance(10)
         assert run_rows(worker) == [[1, 2]]
         assert worker.channel.fates == {1: "requeued"}
@@ -151,7 +145,7 @@ async def test_a_drain_during_the_last_step_answers_it(time: VirtualTime) -> Non
     async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS) as worker:
         await worker.take(job_of("a", 1, 2, 3))
         await time.advance(1.5)
-        worker.pipeline.drain()
+        worker.steps.pipeline.drain()
         await time.advance(10)
         assert worker.codes() == {"a": "ok"}
         assert worker.channel.fates == {1: "acked"}
@@ -199,7 +193,7 @@ async def test_rows_that_wait_for_a_later_step_are_shown_as_held(time: VirtualTi
     async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS) as worker:
         await worker.take(job_of("a", *range(9)))
         await time.advance(1.5)
-        worker.pipeline.observe()
+        worker.steps.hand.observe()
         assert worker.registry.get_sample_value("inferq_held_rows", at) == 7
 
 

@@ -149,7 +149,7 @@ async def test_a_job_that_only_the_cpu_answers_in_time_is_diverted_with_both_est
 
 
 async def test_the_run_under_way_counts(desk: Desk) -> None:
-    await desk.device.begin(0.4)
+    desk.device.enter(0.4).unwanted()
     assert not desk.admits(desk.item(0.45))
     assert (await desk.moved())[0].headers["inferq-divert-gpu-ms"] == 503
 
@@ -230,7 +230,7 @@ async def test_a_job_from_the_fallback_lane_is_never_diverted_again(desk: Desk) 
     desk.ahead.rows = 5 * TARGET_ROWS
     item = desk.item(0.5, lane=FALLBACK_LANE, lane_rank=2)
     assert desk.admits(item)
-    assert not desk.triage.rescues(item, desk.latency)
+    assert not desk.triage.rescues(item, reason="deadline")
     first = desk.item(0.5, lane=FALLBACK_LANE)
     with pytest.raises(WorkError):
         desk.admits(first)
@@ -240,13 +240,13 @@ async def test_a_job_from_the_fallback_lane_is_never_diverted_again(desk: Desk) 
 async def test_a_job_that_also_came_from_the_fallback_lane_is_not_diverted(desk: Desk) -> None:
     item = desk.item(0.5)
     item.requests.append(desk.request(FALLBACK_LANE))
-    assert not desk.triage.rescues(item, desk.latency)
+    assert not desk.triage.rescues(item, reason="deadline")
 
 
 async def test_a_job_given_up_is_rescued_if_the_cpu_has_time_for_all_who_wait_for_it(desk: Desk) -> None:
     item = desk.item(0.3)
     item.requests.append(desk.request())
-    assert desk.triage.rescues(item, desk.latency)
+    assert desk.triage.rescues(item, reason="deadline")
     moved = await desk.moved()
     assert [one.exchange for one in moved] == [FALLBACK_EXCHANGE] * 2
     assert "inferq-divert-gpu-ms" not in moved[0].headers
@@ -258,13 +258,13 @@ async def test_a_job_given_up_is_rescued_if_the_cpu_has_time_for_all_who_wait_fo
 @pytest.mark.parametrize("fields", [{"left_s": 0.25}, {"fallback": "never"}, {"alone": True}])
 async def test_a_job_that_the_cpu_would_miss_or_must_not_run_is_not_rescued(desk: Desk, fields: dict[str, Any]) -> None:
     item = desk.item(**({"left_s": 0.5} | fields))
-    assert not desk.triage.rescues(item, desk.latency)
+    assert not desk.triage.rescues(item, reason="deadline")
     assert (await desk.moved(), desk.diverted) == ([], 0)
 
 
 async def test_without_cpu_workers_nothing_is_rescued() -> None:
     desk = Desk(cpu=False)
-    assert not desk.triage.rescues(desk.item(0.5), desk.latency)
+    assert not desk.triage.rescues(desk.item(0.5), reason="deadline")
 
 
 async def test_a_model_without_fallback_diverts_nothing(desk: Desk) -> None:

@@ -9,12 +9,12 @@ from tests.worker_on_fakes import fake_worker
 from inferq.amqp import PublishForbidden, PublishUnknown, Unencodable, Unroutable
 from inferq.outcome import Outcome
 from inferq_schemas import Result, decode_jobs, encode_bundle
-from inferq_worker import answer, pipeline, publish, undertaker
+from inferq_worker import answer, hand, pipeline, publish, undertaker, wiring
 
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, publish, answer)
+    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
 
 
 async def test_an_expired_job_is_stored_told_parked_and_acked_in_this_order(time: VirtualTime) -> None:
@@ -25,7 +25,7 @@ async def test_an_expired_job_is_stored_told_parked_and_acked_in_this_order(time
         assert decode_jobs(worker.parked[0].body)[0].id == "a"
         assert worker.count("deadline_missed", model="m", lane="interactive", stage="broker") == 1
         assert worker.count("undertaker_handled", code="deadline_exceeded") == 1
-        assert (worker.held.bytes, worker.held.deliveries) == (0, 0)
+        assert (worker.steps.held.bytes, worker.steps.held.deliveries) == (0, 0)
         assert worker.session.calls == []
 
 
@@ -120,7 +120,7 @@ async def test_each_job_of_a_bundle_gets_what_is_its_due(time: VirtualTime) -> N
         assert [decode_jobs(one.body)[0].id for one in worker.moved] == ["early"]
         assert [decode_jobs(one.body)[0].id for one in worker.parked] == ["late"]
         assert worker.channel.fates == {1: "acked"}
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_an_unreadable_dead_letter_is_told_and_acked(time: VirtualTime) -> None:
@@ -179,7 +179,7 @@ async def test_a_job_that_can_never_go_on_goes_back_and_ends_no_worker(time: Vir
         await worker.bury(job_of("a", deadline_unix_ms=worker.unix_ms(300)))
         await time.advance(60)
         assert worker.channel.fates == {1: "requeued"}
-        assert worker.held.deliveries == 0
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_a_dead_job_that_breaks_the_undertaker_goes_back(

@@ -32,9 +32,9 @@ from inferq_worker.observe.admin import AdminError, AdminServer, Check
 from inferq_worker.observe.lag import LoopBeat
 from inferq_worker.observe.logs import configure_logging
 from inferq_worker.observe.metrics import Metrics
-from inferq_worker.pipeline import ServedModel
-from inferq_worker.runtime import ModelRefused, RuntimeUnavailable, open_session
+from inferq_worker.runtime import ModelRefused, RuntimeUnavailable, Turns, open_session
 from inferq_worker.scheduling import LatencyTable
+from inferq_worker.served import ServedModel
 from inferq_worker.store import HEARTBEAT_EVERY_S, Store
 from inferq_worker.tasks import Tasks
 from inferq_worker.topology import TopologyGate
@@ -44,8 +44,8 @@ from inferq_worker.wiring import Steps, wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from inferq_worker.device import Device
     from inferq_worker.models import ModelFile
-    from inferq_worker.pipeline import Pipeline
     from inferq_worker.runtime import Session, SessionInfo, TensorSpec
     from inferq_worker.settings import WorkerSettings
     from inferq_worker.work import Lane
@@ -54,6 +54,8 @@ _Opened: TypeAlias = "tuple[ModelFile, Session, Mapping[int, float]]"
 _log = structlog.get_logger(__name__)
 _LOOP_SILENT_S = 10.0
 _OBSERVE_EVERY_S = 1.0
+_SWITCH_S = 0.0005
+"""Longest wait of a thread whose run has ended for its turn in Python, whose own 5 ms would leave the device idle."""
 START_ERRORS = (ConfigurationError, RepositoryError, ModelRefused, RuntimeUnavailable, AdminError)
 EXIT_OK, EXIT_FAILED, EXIT_CONFIGURATION = 0, 1, 2
 
@@ -67,6 +69,7 @@ def serve(settings: WorkerSettings) -> int:
     worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     json_lines = {"auto": None, "json": True, "console": False}[settings.log.format]
     configure_logging(settings.log.level, json_lines, fields={"service": "inferq-worker", "worker_id": worker})
+    sys.setswitchinterval(_SWITCH_S)
     try:
         models = find_models(settings.models.dir, settings.models.files)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -125,6 +128,8 @@ class Worker:
         self._gate = TopologyGate(settings, self._files)
         self._beat = LoopBeat(self._metrics.loop_lag)
         self._stop = asyncio.Event()
+        on_cpu = settings.role == "cpu" or settings.runtime.provider == "cpu"
+        self._turns = Turns(settings.runtime.slots if on_cpu else 1)
         self._models: dict[str, ServedModel] = {}
         self._warm_up_s: dict[str, float] = {}
         self._steps: Steps | None = None
@@ -167,7 +172,7 @@ class Worker:
             )
         opened: list[_Opened] = []
         for file in self._files:
-            session = await open_session(file, runtime, max_rows=self._settings.batching.max_rows)
+            session = await open_session(file, runtime, max_rows=self._settings.batching.max_rows, turns=self._turns)
             info = session.info
             if info.warning:
                 _log.warning("model.degraded", model=file.name, requested=info.requested_provider, reason=info.warning)
@@ -191,7 +196,14 @@ class Worker:
         tasks = Tasks(group)
         models = {file.name: self._served(file, session, seconds) for file, session, seconds in sessions}
         steps = wire(
-            self._settings, models, self._broker, self._store, worker=self._worker, metrics=self._metrics, tasks=tasks
+            self._settings,
+            models,
+            self._broker,
+            self._store,
+            turns=self._turns.count,
+            worker=self._worker,
+            metrics=self._metrics,
+            tasks=tasks,
         )
         self._models, self._steps = models, steps
         loop = group.create_task(steps.pipeline.serve())
@@ -199,17 +211,24 @@ class Worker:
         broker = group.create_task(self._broker.run())
         await self._gate.open(self._stop)
         lanes = [lane for model in models.values() for lane in self._lanes_of(model.file, model.session.info)]
-        self._broker.consume(lanes, steps.pipeline.take, steps.undertaker.take)
+        self._broker.consume(lanes, steps.intake.take, steps.undertaker.take)
         upkeep = [
             group.create_task(self._broker.watch_fallback(self._store, steps.cpus)),
             group.create_task(_every(_OBSERVE_EVERY_S, self._observe)),
+            group.create_task(self._stop_if_lost(steps.device)),
         ]
         await self._stop.wait()
         for task in upkeep:
             task.cancel()
-        status = await self._drain(steps.pipeline, loop, tasks)
+        status = await self._drain(steps, loop, tasks)
         broker.cancel()
-        return status
+        return EXIT_FAILED if steps.device.lost.is_set() else status
+
+    async def _stop_if_lost(self, device: Device) -> None:
+        """A device on which nothing ends any more serves nobody: another process, on a fresh one, may."""
+        await device.lost.wait()
+        _log.critical("device.lost", reason="a run does not end, and no slot is left; the worker leaves")
+        self._stop.set()
 
     def _served(self, file: ModelFile, session: Session, seconds: Mapping[int, float]) -> ServedModel:
         info = session.info
@@ -231,7 +250,7 @@ class Worker:
         """Once a second: figures of what is held, and windows that follow the measured rate."""
         if self._steps is None:
             return
-        self._steps.pipeline.observe()
+        self._steps.hand.observe()
         for consumer in self._broker.consumers:
             model = self._models.get(consumer.lane.model)
             if model is not None and consumer.lane.rank == 0:
@@ -242,15 +261,15 @@ class Worker:
     def _lanes_of(self, file: ModelFile, info: SessionInfo) -> list[Lane]:
         return lanes_of(file, self._settings.role, self._settings.lanes, info.max_rows)
 
-    async def _drain(self, pipeline: Pipeline, loop: asyncio.Task[None], tasks: Tasks) -> int:
+    async def _drain(self, steps: Steps, loop: asyncio.Task[None], tasks: Tasks) -> int:
         """Stop taking, give back what is not in a batch, finish what runs; within `drain.limit_s`."""
         self._draining = True
         self._metrics.draining(draining=True)
-        _log.info("worker.draining", held_jobs=pipeline.held_jobs)
+        _log.info("worker.draining", held_jobs=len(steps.hand))
         try:
             async with asyncio.timeout(self._settings.drain.limit_s):
                 await self._broker.stop()
-                pipeline.drain()
+                steps.pipeline.drain()
                 await loop
                 await tasks.idle()
                 await self._broker.flush()
@@ -285,7 +304,7 @@ class Worker:
 
     def _cpu_entries(self, beat: int) -> dict[str, CpuWorker]:
         """What this worker can do for diverted jobs, by model."""
-        held = self._steps.pipeline.held_jobs if self._steps else 0
+        held = len(self._steps.hand) if self._steps else 0
         lanes = self._settings.runtime.slots
         return {name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat) for name, model in self._models.items()}
 
@@ -329,7 +348,7 @@ class Worker:
             "worker": self._worker,
             "version": installed_version(),
             "role": self._settings.role,
-            "held_jobs": self._steps.pipeline.held_jobs if self._steps else 0,
+            "held_jobs": len(self._steps.hand) if self._steps else 0,
             "models": {
                 name: {
                     "version": model.file.version,

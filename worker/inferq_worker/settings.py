@@ -38,6 +38,9 @@ class BatchingSettings(Section):
     max_wait_s: float = Field(
         default=0.005, ge=0, le=60, description="Longest wait for company while a device is free, in seconds."
     )
+    in_flight: int = Field(
+        default=8, ge=2, le=64, description="Most batches at a time from composition to their last answer."
+    )
     bulk_share: float = Field(
         default=0.1,
         ge=0,

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from inferq_worker.work import Request, WorkItem
 
 
+_HANDING_OVER = 1.25
+"""The CPU's own estimate and a quarter, so that a job handed over at the last moment is not late after all."""
+
+
 class Triage:
     """Judges jobs with a deadline.
 
@@ -74,20 +78,36 @@ class Triage:
         if decision is not Admission.TAKE:
             self._doubt(item, latency)
         if decision is Admission.DIVERT:
-            self._divert(item, gpu.sober_s, cpu_s)
+            self._divert(item, gpu.sober_s, cpu_s, "deadline")
             return False
         if decision is Admission.REFUSE:
             raise WorkError("deadline_exceeded", self._both_miss(item, gpu.hopeful_s, cpu_s))
         return True
 
-    def rescues(self, item: WorkItem, latency: LatencyTable) -> bool:
-        """Whether a job that the scheduler gave up could still be diverted in time, and was."""
+    def doubts(self, item: WorkItem, latency: LatencyTable) -> None:
+        """The scheduler gave the job up, because of predictions that no run may confirm any more."""
         self._doubt(item, latency)
+
+    def rescues(self, item: WorkItem, *, reason: str) -> bool:
+        """Whether a CPU worker can still answer a job in time, and the job was handed to it.
+
+        Args:
+            item: the job.
+            reason: why the GPU does not answer it: `deadline`, `overrun` or `timeout`.
+        """
         cpu_s = self._cpu_finish_s(item)
-        if cpu_s is None or item.deadline_s is None or cpu_s > item.deadline_s or not self._may_divert(item):
+        late = item.deadline_s is not None and cpu_s is not None and cpu_s > item.deadline_s
+        if cpu_s is None or late or not self._may_divert(item):
             return False
-        self._divert(item, None, cpu_s)
+        self._divert(item, None, cpu_s, reason)
         return True
+
+    def last_chance_s(self, item: WorkItem) -> float | None:
+        """Until when a CPU worker could take the job over in time, monotonic seconds; None if none ever could."""
+        cpu_s = self._cpu_finish_s(item)
+        if cpu_s is None or item.deadline_s is None or not self._may_divert(item):
+            return None
+        return item.deadline_s - _HANDING_OVER * (cpu_s - self._clock.now())
 
     def _forecast(self, policy: ForecastingPolicy, item: WorkItem, latency: LatencyTable) -> Forecast | None:
         if item.deadline_s is None or latency.predict(1, item.bucket) is None:
@@ -117,19 +137,19 @@ class Triage:
         pool = self._cpus.get(item.job.model)
         return None if pool is None else pool.finish_s(item.job.rows, self._clock.now())
 
-    def _divert(self, item: WorkItem, gpu_s: float | None, cpu_s: float | None) -> None:
+    def _divert(self, item: WorkItem, gpu_s: float | None, cpu_s: float | None, reason: str) -> None:
         now_s = self._clock.now()
-        left_ms = int(((item.deadline_s or now_s) - now_s) * 1000)
-        estimates = {"inferq-divert-reason": "deadline", "inferq-divert-cpu-ms": _ms(cpu_s, now_s)}
+        left_ms = None if item.deadline_s is None else max(0, int((item.deadline_s - now_s) * 1000))
+        estimates = {"inferq-divert-reason": reason, "inferq-divert-cpu-ms": _ms(cpu_s, now_s)}
         if gpu_s is not None:
             estimates["inferq-divert-gpu-ms"] = _ms(gpu_s, now_s)
         self._cpus[item.job.model].diverted()
-        self._metrics.diverted(item.job.model, "deadline")
+        self._metrics.diverted(item.job.model, reason)
         for request in item.requests:
             self._tasks.spawn(self._hand_over(request, item.job, left_ms, estimates))
 
-    async def _hand_over(self, request: Request, job: Job, left_ms: int, why: Mapping[str, object]) -> None:
-        if not await self._finisher.hand_on(request, job, to_fallback=True, expiration_ms=max(0, left_ms), why=why):
+    async def _hand_over(self, request: Request, job: Job, left_ms: int | None, why: Mapping[str, object]) -> None:
+        if not await self._finisher.hand_on(request, job, to_fallback=True, expiration_ms=left_ms, why=why):
             error = "only a CPU worker could answer in time, and no queue takes the job: were its queues deleted?"
             result = Result.failed(job.id, "deadline_exceeded", error)
             await self._finisher.finish([Answer((request,), result, job.digest(), job=job)], None)

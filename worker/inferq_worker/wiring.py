@@ -12,13 +12,15 @@ from inferq_worker.answer import Answerer
 from inferq_worker.cpu import CpuPool
 from inferq_worker.device import Device
 from inferq_worker.finish import Finisher
+from inferq_worker.hand import Hand
 from inferq_worker.held import Held
+from inferq_worker.intake import Intake
 from inferq_worker.outbox import Outbox
 from inferq_worker.payloads import Payloads
 from inferq_worker.pipeline import Pipeline
 from inferq_worker.publish import Mover, Replies, ReplyAllowList
 from inferq_worker.redelivered import Redelivered
-from inferq_worker.scheduling import EarliestDeadline, RunningP95, SizeOrTimeout
+from inferq_worker.scheduling import Batcher, EarliestDeadline, RunningP95, SizeOrTimeout
 from inferq_worker.scheduling.admission import ForecastingPolicy
 from inferq_worker.scheduling.clock import LoopClock
 from inferq_worker.triage import Triage
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
     from inferq_worker.broker import Broker
     from inferq_worker.observe.metrics import Metrics
-    from inferq_worker.pipeline import ServedModel
     from inferq_worker.scheduling import Policy
+    from inferq_worker.served import ServedModel
     from inferq_worker.settings import WorkerSettings
     from inferq_worker.store import Store
     from inferq_worker.tasks import Tasks
@@ -41,25 +43,30 @@ _FIRST_AFTER_S = 0.003
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the program drives and asks: pipeline, undertaker, device, and pictures of CPU workers to keep current."""
+    """What the program drives and asks: the steps, the device, and pictures of CPU workers to keep current."""
 
+    intake: Intake
     pipeline: Pipeline
+    hand: Hand
+    held: Held
+    finisher: Finisher
     undertaker: Undertaker
     device: Device
     cpus: Mapping[str, CpuPool]
 
 
-def wire(
+def wire(  # noqa: PLR0913 - what the program hands in
     settings: WorkerSettings,
     models: Mapping[str, ServedModel],
     broker: Broker,
     store: Store,
     *,
+    turns: int,
     worker: str,
     metrics: Metrics,
     tasks: Tasks,
 ) -> Steps:
-    """Build the steps of a worker around its models, connections and store."""
+    """Build the steps of a worker around its models, connections and store; the device takes `turns` runs at a time."""
     limits = Limits(body_bytes=settings.limits.body_bytes, bundle_jobs=settings.limits.bundle_jobs)
     allow = ReplyAllowList(settings.replies.allow)
     held = Held(settings.lanes.max_held_bytes, broker.pause_bulk)
@@ -74,7 +81,7 @@ def wire(
     )
     answerer = Answerer(worker=worker, role=settings.role)
     clock = LoopClock(asyncio.get_running_loop(), time.monotonic)
-    device = Device(settings.runtime.slots if settings.role == "cpu" else 1, clock)
+    device = Device(turns, clock)
     cpus = {name: CpuPool() for name, model in models.items() if settings.role == "gpu" and model.file.fallback}
     after = RunningP95(_FIRST_AFTER_S)
     policy = _policy(settings, models, after)
@@ -88,28 +95,43 @@ def wire(
         metrics=metrics,
         tasks=tasks,
     )
-    pipeline = Pipeline(
+    outbox = Outbox(finisher, answerer, tasks)
+    hand = Hand(models=models, outbox=outbox, triage=triage, metrics=metrics)
+    batcher: Batcher[WorkItem] = Batcher(policy, clock, hand.expired, hand.given_up)
+    intake = Intake(
         models=models,
-        policy=policy,
-        clock=clock,
-        device=device,
+        batcher=batcher,
+        hand=hand,
         triage=triage,
-        outbox=Outbox(finisher, answerer, tasks),
+        outbox=outbox,
         limits=limits,
         max_job_rows=settings.limits.rows,
         allow=allow,
-        answerer=answerer,
-        finisher=finisher,
-        store=store,
         redelivered=Redelivered(store, worker, metrics),
         payloads=Payloads(store, held, max_bytes=settings.limits.payload_bytes),
         in_hand=held,
+        cpu=settings.role == "cpu",
+        metrics=metrics,
+        tasks=tasks,
+    )
+    pipeline = Pipeline(
+        models=models,
+        batcher=batcher,
+        hand=hand,
+        clock=clock,
+        device=device,
+        triage=triage,
+        outbox=outbox,
+        answerer=answerer,
+        finisher=finisher,
+        store=store,
         after=after,
+        batches_in_flight=settings.batching.in_flight,
         metrics=metrics,
         tasks=tasks,
     )
     undertaker = Undertaker(limits=limits, allow=allow, finisher=finisher, held=held, metrics=metrics, tasks=tasks)
-    return Steps(pipeline, undertaker, device, cpus)
+    return Steps(intake, pipeline, hand, held, finisher, undertaker, device, cpus)
 
 
 def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel], after: RunningP95) -> Policy[WorkItem]:

@@ -22,7 +22,7 @@ OK = "ok"
 CODES = (OK, *sorted(ERROR_CODES))
 DEADLINE_STAGES = ("broker", "admit", "compose", "run")
 """Where a deadline was seen missed: dead-lettered by the broker, at admission, before the run, after the run."""
-DIVERT_REASONS = ("deadline", "breaker", "error")
+DIVERT_REASONS = ("deadline", "overrun", "timeout", "breaker")
 REPLY_FATES = ("confirmed", "returned", "failed")
 STORE_OPERATIONS = ("lookup", "store", "running", "input", "output")
 LINKS = ("consume", "publish")
@@ -121,6 +121,10 @@ class Catalogue:
             "run_prediction_error_ratio", "How much longer a run took than predicted.", _ERROR_BOUNDS, "model"
         )
 
+        self.timed_out = Children(
+            Counter("onnx_inference_timeout_total", "Runs cut off at their limit.", ("model",), registry=self._registry)
+        )
+
     def _make_edge_metrics(self) -> None:
         self.acks = self._counter("acks", "Deliveries acknowledged.")
         self.stale_acks = self._counter("stale_acks", "Acks dropped because their channel is gone.")
@@ -166,7 +170,7 @@ class Catalogue:
             gauge.create((model,), lanes)
         self.parked.create((model,), CODES[1:])
         self.diverted.create((model,), DIVERT_REASONS)
-        for counter in (self.conflicts, self.suspects, self.padded_rows):
+        for counter in (self.conflicts, self.suspects, self.padded_rows, self.timed_out):
             counter.create((model,))
         self.batches.create((model,), BATCH_REASONS)
         self.batch_rows.create((model,))

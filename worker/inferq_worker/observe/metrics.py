@@ -131,6 +131,10 @@ class Metrics:
         """A job went to the CPU fallback; `reason` is one of DIVERT_REASONS."""
         self._all.diverted(self._model(model), _known(reason, DIVERT_REASONS)).inc()
 
+    def run_timed_out(self, model: str) -> None:
+        """A run was cut off at its time limit."""
+        self._all.timed_out(self._model(model)).inc()
+
     def conflict(self, model: str) -> None:
         """A job's id has the outcome of another job."""
         self._all.conflicts(self._model(model)).inc()

@@ -2,11 +2,13 @@
 
 from inferq_worker.runtime.interface import (
     Array,
+    DeviceLost,
     Feeds,
     ModelRefused,
     RowError,
     RunReport,
     RuntimeUnavailable,
+    RunWatcher,
     Session,
     SessionBroken,
     SessionInfo,
@@ -14,18 +16,22 @@ from inferq_worker.runtime.interface import (
 )
 from inferq_worker.runtime.session import open_session
 from inferq_worker.runtime.settings import RuntimeSettings
+from inferq_worker.runtime.turns import Turns
 
 __all__ = [
     "Array",
+    "DeviceLost",
     "Feeds",
     "ModelRefused",
     "RowError",
     "RunReport",
+    "RunWatcher",
     "RuntimeSettings",
     "RuntimeUnavailable",
     "Session",
     "SessionBroken",
     "SessionInfo",
     "TensorSpec",
+    "Turns",
     "open_session",
 ]

@@ -3,7 +3,15 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from inferq_worker.runtime.interface import Feeds, RowError, RunReport, SessionBroken, SessionInfo, TensorSpec
+from inferq_worker.runtime.interface import (
+    Feeds,
+    RowError,
+    RunReport,
+    RunWatcher,
+    SessionBroken,
+    SessionInfo,
+    TensorSpec,
+)
 
 FAKE_INFO = SessionInfo(
     inputs=(TensorSpec("x", "float32", (None, 4)),),
@@ -28,7 +36,9 @@ class FakeSession:
     Args:
         answer: from one item to its answer, or to the error that only this item gets.
         info: what the session claims to be; its first input counts the rows.
-        run_s: what each run reports, in seconds; no time passes.
+        slots: runs at a time; others wait their turn.
+        run_s: what each run reports, in seconds.
+        passes: whether that time passes, on the clock of the event loop.
 
     Attributes:
         calls: the items of every run that began, in order.
@@ -42,7 +52,9 @@ class FakeSession:
         answer: Callable[[Feeds], Feeds | RowError] = double,
         *,
         info: SessionInfo = FAKE_INFO,
+        slots: int = 1,
         run_s: float = 0.001,
+        passes: bool = False,
     ) -> None:
         self.info = info
         self.calls: list[tuple[Feeds, ...]] = []
@@ -54,29 +66,42 @@ class FakeSession:
         self.closed = False
         self.broken: SessionBroken | None = None
         self._answer = answer
-        self._run_s = run_s
+        self._turns = asyncio.Semaphore(slots)
+        self.run_s = run_s
+        self._passes = passes
 
     async def warm_up(self, rows: Sequence[int]) -> Mapping[int, float]:
         """Note the sizes, and call each of them `run_s` long."""
         self.warmed.extend(rows)
-        return dict.fromkeys(rows, self._run_s)
+        return dict.fromkeys(rows, self.run_s)
 
-    async def run(self, feeds: Sequence[Feeds]) -> RunReport:
-        """Wait at the gate, then answer item by item."""
+    async def run(self, feeds: Sequence[Feeds], watcher: RunWatcher | None = None) -> RunReport:
+        """Wait for a turn and at the gate, then answer item by item."""
         if self.closed:
             raise SessionBroken("the session is closed")
-        self.calls.append(tuple(feeds))
+        async with self._turns:
+            unwanted = watcher.unwanted() if watcher is not None else ()
+            if watcher is not None:
+                watcher.started()
+            wanted = [item for number, item in enumerate(feeds) if number not in unwanted]
+            run_s = self.run_s if wanted else 0.0
+            if wanted:
+                await self._begin(tuple(wanted))
+                await asyncio.sleep(run_s if self._passes else 0)
+        if self.broken is not None:
+            raise self.broken
+        first = self.info.inputs[0].name
+        rows = sum(int(item[first].shape[0]) for item in wanted)
+        return RunReport(tuple(self._answer(item) for item in feeds), run_s, rows, 0)
+
+    async def _begin(self, feeds: tuple[Feeds, ...]) -> None:
+        self.calls.append(feeds)
         self.running += 1
         self.began.set()
         try:
             await self.gate.wait()
         finally:
             self.running -= 1
-        if self.broken is not None:
-            raise self.broken
-        first = self.info.inputs[0].name
-        rows = sum(int(item[first].shape[0]) for item in feeds)
-        return RunReport(tuple(self._answer(item) for item in feeds), self._run_s, rows, 0)
 
     async def close(self) -> None:
         """Refuse further runs."""

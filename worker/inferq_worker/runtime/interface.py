@@ -3,7 +3,7 @@
 Everything here is plain data and one protocol. ONNX Runtime stays behind `ort.py`, so that a fake session can stand in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -86,12 +86,16 @@ class RunReport:
         run_s: seconds inside the native calls, all of them together; collation and splitting are not in it.
         rows: rows of the items that were run, failed ones included; items refused before the run are not counted.
         padded_rows: rows computed on top of those to fill a fixed batch, over all native calls.
+        timed_out: it ran into its limit; items that have no answer yet carry `inference_timeout`.
+        wedged: it did not even end when told to: its thread and its slot of the device are lost.
     """
 
     answers: tuple[Feeds | RowError, ...]
     run_s: float
     rows: int
     padded_rows: int
+    timed_out: bool = False
+    wedged: bool = False
 
 
 class ModelRefused(Exception):  # noqa: N818 - says what happened; the caller reads it as a sentence
@@ -100,6 +104,10 @@ class ModelRefused(Exception):  # noqa: N818 - says what happened; the caller re
 
 class SessionBroken(Exception):  # noqa: N818 - as above
     """The session can answer nothing any more; open a new one, or end the process."""
+
+
+class DeviceLost(SessionBroken):
+    """Runs that never ended hold every slot of the device. What waited for it has not been run."""
 
 
 class RuntimeUnavailable(Exception):  # noqa: N818 - as above
@@ -112,6 +120,22 @@ class RunFailed(Exception):  # noqa: N818 - as above
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code: ErrorCode = code
+
+
+class RunStopped(Exception):  # noqa: N818 - as above
+    """A native run ended early because it was told to. Stays inside the runtime, like `RunFailed`."""
+
+
+class RunWatcher(Protocol):
+    """Whoever follows one call of `Session.run`."""
+
+    def unwanted(self) -> Collection[int]:
+        """The device is this run's now: which items nobody waits for any more. Asked on the thread of the run."""
+        ...
+
+    def started(self) -> None:
+        """Told on the event loop, soon after the run began."""
+        ...
 
 
 class Session(Protocol):
@@ -135,18 +159,44 @@ class Session(Protocol):
         """
         ...
 
-    async def run(self, feeds: Sequence[Feeds]) -> RunReport:
+    async def run(self, feeds: Sequence[Feeds], watcher: RunWatcher | None = None) -> RunReport:
         """Answer each item; a bad item costs only its own answer.
+
+        Items are packed at once and run as soon as the device is free: hand the next batch in while one runs, and
+        nothing but a thread switch lies between the two. A run that reaches its limit is stopped and reported.
 
         Cancelling the call stops the waiting, not the run: buffers stay taken until the native call has ended.
 
+        Args:
+            feeds: one for each item.
+            watcher: asked when the run begins; items that it names are not run, and their answers mean nothing.
+
         Raises:
+            DeviceLost: it was never its turn, and never will be.
             SessionBroken: the session itself is unusable, or closed.
         """
         ...
 
     async def close(self) -> None:
         """Refuse new runs, wait for those in flight, then free the model."""
+        ...
+
+
+class NativeRun(Protocol):
+    """One run of the graph, ready to go: its inputs lie where the device reads them."""
+
+    def run(self) -> Feeds:
+        """Run once on the calling thread. The arrays returned are fresh, never those that went in.
+
+        Raises:
+            RunFailed: this input does not work; the next may.
+            RunStopped: `stop` was called, and took effect.
+            SessionBroken: nothing will work any more.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Ask the run to end, from any thread. It ends between two nodes of the graph; inside a node nothing helps."""
         ...
 
 
@@ -163,11 +213,11 @@ class Engine(Protocol):
         """Declared outputs, in graph order."""
         ...
 
-    def run(self, feeds: Feeds) -> Feeds:
-        """Run the graph once on the calling thread. The arrays returned are fresh, never `feeds`.
+    def prepare(self, feeds: Feeds) -> NativeRun:
+        """Make a run ready; may be done while another one is under way.
 
         Raises:
-            RunFailed: this input does not work; the next may.
+            RunFailed: this input does not work.
             SessionBroken: nothing will work any more.
         """
         ...

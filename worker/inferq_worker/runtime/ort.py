@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from inferq_worker.runtime.interface import Array, Feeds, ModelRefused, RunFailed, RuntimeUnavailable, TensorSpec
+from inferq_worker.runtime.interface import (
+    Array,
+    Feeds,
+    ModelRefused,
+    RunFailed,
+    RunStopped,
+    RuntimeUnavailable,
+    TensorSpec,
+)
 from inferq_worker.runtime.settings import ProviderName, RuntimeSettings
 from inferq_worker.runtime.translate import load_refusal, run_failure
 
@@ -209,9 +217,6 @@ class OrtEngine:
         self._outputs = tuple(_spec(node, model) for node in session.get_outputs())
         self._output_names = [spec.name for spec in self._outputs]
         self._has_bfloat16 = any(spec.dtype == "bfloat16" for spec in self._inputs + self._outputs)
-        # Every failure is raised and reported by us once; the library would print it on standard error as well.
-        self._options = ort.RunOptions()
-        self._options.log_severity_level = _SEVERITY_FATAL
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -223,24 +228,25 @@ class OrtEngine:
         """Declared outputs, in graph order."""
         return self._outputs
 
-    def run(self, feeds: Feeds) -> Feeds:
-        """Run once on the calling thread, without the GIL. Outputs are fresh memory that later runs do not touch.
+    def prepare(self, feeds: Feeds) -> "OrtRun":
+        """Make a run ready; see `Engine.prepare`."""
+        return OrtRun(self, feeds)
 
-        Raises:
-            RunFailed: this input does not work; the next may.
-            SessionBroken: the device is lost.
-        """
-        try:
-            if self._has_bfloat16:
-                return self._run_values(feeds)
-            arrays = self._session.run(self._output_names, dict(feeds), self._options)
-        except RunFailed:
-            raise
-        except Exception as error:
-            raise run_failure(error) from error
+    def run(self, feeds: Feeds, options: Any) -> Feeds:
+        """Run once on the calling thread, without the GIL. Outputs are fresh memory that later runs do not touch."""
+        if self._has_bfloat16:
+            return self._run_values(feeds, options)
+        arrays = self._session.run(self._output_names, dict(feeds), options)
         return dict(zip(self._output_names, arrays, strict=True))
 
-    def _run_values(self, feeds: Feeds) -> Feeds:
+    def run_options(self) -> Any:
+        """Options of one run: its own, so that stopping it stops no other."""
+        options = self._ort.RunOptions()
+        # Every failure is raised and reported by us once; the library would print it on standard error as well.
+        options.log_severity_level = _SEVERITY_FATAL
+        return options
+
+    def _run_values(self, feeds: Feeds, options: Any) -> Feeds:
         """NumPy has no bfloat16, so such tensors go in and out as ORT values over uint16 memory."""
         make = self._ort.OrtValue
         values = {}
@@ -252,11 +258,37 @@ class OrtEngine:
                 if is_bfloat16
                 else make.ortvalue_from_numpy(array)
             )
-        results = self._session.run_with_ort_values(self._output_names, values, self._options)
+        results = self._session.run_with_ort_values(self._output_names, values, options)
         return {
             spec.name: _copy_bfloat16(result) if spec.dtype == "bfloat16" else result.numpy()
             for spec, result in zip(self._outputs, results, strict=True)
         }
+
+
+class OrtRun:
+    """One run of an engine: see `NativeRun`."""
+
+    def __init__(self, engine: OrtEngine, feeds: Feeds) -> None:
+        self._engine = engine
+        self.feeds = feeds
+        self._options = engine.run_options()
+        self._stopped = False
+
+    def run(self) -> Feeds:
+        """See `NativeRun.run`."""
+        try:
+            return self._engine.run(self.feeds, self._options)
+        except RunFailed:
+            raise
+        except Exception as error:
+            if self._stopped:
+                raise RunStopped(str(error)) from error
+            raise run_failure(error) from error
+
+    def stop(self) -> None:
+        """See `NativeRun.stop`."""
+        self._stopped = True
+        self._options.terminate = True
 
 
 def _copy_bfloat16(value: Any) -> Array:

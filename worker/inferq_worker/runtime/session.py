@@ -19,9 +19,12 @@ from inferq_worker.runtime.interface import (
     Engine,
     Feeds,
     ModelRefused,
+    NativeRun,
     RowError,
     RunFailed,
     RunReport,
+    RunStopped,
+    RunWatcher,
     Session,
     SessionBroken,
     SessionInfo,
@@ -30,6 +33,7 @@ from inferq_worker.runtime.interface import (
 from inferq_worker.runtime.isolate import isolate
 from inferq_worker.runtime.probe import PROBE_ROWS, Probe, Unprobeable, row_count, take
 from inferq_worker.runtime.settings import RuntimeSettings
+from inferq_worker.runtime.turns import Turn, Turns, WatchedTurn
 
 __all__ = [
     "Feeds",
@@ -47,7 +51,9 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-async def open_session(model: ModelFile, config: RuntimeSettings, *, max_rows: int = 32) -> "OrtSession":
+async def open_session(
+    model: ModelFile, config: RuntimeSettings, *, max_rows: int = 32, turns: Turns | None = None
+) -> "OrtSession":
     """Load a model in a thread. It is not proved or warm yet: call `warm_up` before the first `run`.
 
     Cancelling leaves the load running to its end in its thread; what it loaded is dropped.
@@ -56,6 +62,7 @@ async def open_session(model: ModelFile, config: RuntimeSettings, *, max_rows: i
         model: the file and what its `model.toml` says.
         config: provider, device, threads.
         max_rows: most rows of one native run, unless `model.toml` or a fixed batch says otherwise; >= 1.
+        turns: of the device; models that share one share its turns. None = a device of its own.
 
     Raises:
         ModelRefused: the file cannot be served; the message names the mend.
@@ -63,12 +70,12 @@ async def open_session(model: ModelFile, config: RuntimeSettings, *, max_rows: i
     """
     loader = ThreadPoolExecutor(1, thread_name_prefix=f"load-{model.name}")
     try:
-        return await asyncio.wrap_future(loader.submit(_load, model, config, max_rows))
+        return await asyncio.wrap_future(loader.submit(_load, model, config, max_rows, turns))
     finally:
         loader.shutdown(wait=False)
 
 
-def _load(model: ModelFile, config: RuntimeSettings, max_rows: int) -> "OrtSession":
+def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns | None) -> "OrtSession":
     facts = onnxfile.read_facts(model.path)
     if facts.compiled_nodes and not config.trust_models:
         raise ModelRefused(
@@ -90,24 +97,42 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int) -> "OrtSessi
         batchable=model.batch != "single",
         warning=placement.warning,
     )
-    on_cpu = placement.provider == ort.PROVIDER_NAMES["cpu"]
-    return OrtSession(model, engine, info, slots=config.slots if on_cpu else 1)
+    turns = turns or Turns(config.slots if placement.provider == ort.PROVIDER_NAMES["cpu"] else 1)
+    return OrtSession(model, engine, info, turns=turns, limit_s=config.run_limit_s, grace_s=config.stop_grace_s)
 
 
 class OrtSession:
     """A `Session` over one engine.
 
+    Each slot is a thread with buffers of its own. There is one more of them than the device takes runs at a time, so
+    that the next batch lies packed when a run ends.
+
     Args:
         model: its name and how far its batch axis is trusted.
-        engine: the loaded graph; safe from `slots` threads at a time.
+        engine: the loaded graph; safe from several threads at a time.
         info: what was loaded.
-        slots: runs at a time, each with a thread and buffers of its own; >= 1.
+        turns: of the device.
+        limit_s: a native run that lasts longer is told to end.
+        grace_s: one that has not ended so long after that is given up for lost.
     """
 
-    def __init__(self, model: ModelFile, engine: Engine, info: SessionInfo, *, slots: int = 1) -> None:
+    def __init__(
+        self,
+        model: ModelFile,
+        engine: Engine,
+        info: SessionInfo,
+        *,
+        turns: Turns | None = None,
+        limit_s: float = 30.0,
+        grace_s: float = 5.0,
+    ) -> None:
         self._model = model
         self._engine: Engine | None = engine
         self._info = info
+        self._turns = turns or Turns(1)
+        self._limit_s = limit_s
+        self._grace_s = grace_s
+        slots = self._turns.count + 1
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix=f"infer-{model.name}")
         self._in_flight: set[asyncio.Future[Any]] = set()
         # As many collators as threads, so taking one never waits.
@@ -122,11 +147,23 @@ class OrtSession:
 
     async def warm_up(self, rows: Sequence[int]) -> Mapping[int, float]:
         """See `Session.warm_up`."""
-        return await self._in_thread(partial(_warm_up, self._model, tuple(rows)))
+        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, tuple(rows))))
 
-    async def run(self, feeds: Sequence[Feeds]) -> RunReport:
+    async def run(self, feeds: Sequence[Feeds], watcher: RunWatcher | None = None) -> RunReport:
         """See `Session.run`."""
-        return await self._in_thread(partial(_Work.answer, feeds=tuple(feeds)))
+        turn = WatchedTurn(self._turns, watcher, limit_s=self._limit_s, grace_s=self._grace_s)
+        future = self._in_thread(partial(_Work.answer, feeds=tuple(feeds), turn=turn))
+        try:
+            either: set[asyncio.Future[Any]] = {future, turn.wedged}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            turn.leave()
+        if future.done():
+            return future.result()
+        self._in_flight.discard(future)
+        self._turns.lose()
+        lost = RowError("inference_timeout", f"the run did not end within {self._limit_s:g} s, nor when it was told to")
+        return RunReport((lost,) * len(feeds), self._limit_s, 0, 0, timed_out=True, wedged=True)
 
     async def close(self) -> None:
         """See `Session.close`."""
@@ -135,20 +172,26 @@ class OrtSession:
         if self._in_flight:
             await asyncio.wait(self._in_flight)
 
-    async def _in_thread(self, task: Callable[["_Work"], _T]) -> _T:
+    def _in_thread(self, task: Callable[["_Work"], _T]) -> asyncio.Future[_T]:
+        """Cancelling who waits must not make a run that is under way look finished to `close`: wait or shield."""
         engine = self._engine
         if engine is None:
             raise SessionBroken(f"{self._model.name}: the session is closed")
         future: asyncio.Future[_T] = asyncio.wrap_future(self._executor.submit(self._with_collator, engine, task))
         self._in_flight.add(future)
-        future.add_done_callback(self._in_flight.discard)
-        # Shielded: a cancelled waiter must not make a run that is under way look finished to `close`.
-        return await asyncio.shield(future)
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, future: asyncio.Future[Any]) -> None:
+        self._in_flight.discard(future)
+        if not future.cancelled():
+            # Known, even where nobody waits any more.
+            future.exception()
 
     def _with_collator(self, engine: Engine, task: Callable[["_Work"], _T]) -> _T:
         collator = self._collators.get()
         try:
-            return task(_Work(engine, collator, self._info))
+            return task(_Work(engine, collator, self._info, self._turns))
         finally:
             self._collators.put(collator)
 
@@ -156,40 +199,77 @@ class OrtSession:
 class _Work:
     """The native runs of one call, on one thread, with that thread's buffers."""
 
-    def __init__(self, engine: Engine, collator: Collator, info: SessionInfo) -> None:
+    def __init__(self, engine: Engine, collator: Collator, info: SessionInfo, turns: Turns) -> None:
         self._engine = engine
         self._collator = collator
         self.info = info
+        self._turns = turns
         self._run_s = 0.0
         self._padded_rows = 0
 
-    def answer(self, feeds: Sequence[Feeds]) -> RunReport:
-        """Check, pack, run and hand out, item by item."""
+    def answer(self, feeds: Sequence[Feeds], turn: Turn | None = None) -> RunReport:
+        """Check and pack, wait for the device, run and hand out, item by item."""
+        turn = turn or Turn(self._turns)
         checked = [check(item, self.info) for item in feeds]
         rows = {item: count for item, count in enumerate(checked) if isinstance(count, int)}
+        runs = plan(feeds, rows, self.info)
+        ahead = self._prepare(runs[0], feeds) if runs else None
         parts: dict[int, list[Feeds | RowError]] = {item: [] for item in rows}
-        for pieces in plan(feeds, rows, self.info):
-            answers = isolate(pieces, partial(self.run_pieces, feeds=feeds))
-            for piece, answer in zip(pieces, answers, strict=True):
-                parts[piece.item].append(answer)
+        with turn.taken() as unwanted:
+            if unwanted:
+                rows = {item: count for item, count in rows.items() if item not in unwanted}
+                runs, ahead = plan(feeds, rows, self.info) if rows else [], None
+            for pieces in runs:
+                for piece, answer in zip(pieces, self._run(pieces, feeds, turn, ahead), strict=True):
+                    parts[piece.item].append(answer)
+                ahead = None
         answered = (_whole(parts[item]) if isinstance(count, int) else count for item, count in enumerate(checked))
-        return RunReport(tuple(answered), self._run_s, sum(rows.values()), self._padded_rows)
+        return RunReport(
+            tuple(answered), self._run_s, sum(rows.values()), self._padded_rows, timed_out=turn.was_stopped
+        )
 
-    def run_pieces(self, pieces: Sequence[Piece], *, feeds: Sequence[Feeds]) -> list[Feeds]:
-        """One native run; answer i belongs to piece i."""
-        collated = self._collator.gather(pieces, feeds)
+    def _run(
+        self, pieces: Sequence[Piece], feeds: Sequence[Feeds], turn: Turn, ahead: NativeRun | RunFailed | None
+    ) -> list[Feeds | RowError]:
+        """Answers of one packed run, its culprits isolated."""
+
+        def run(some: Sequence[Piece]) -> list[Feeds]:
+            ready = ahead if some is pieces and ahead is not None else self._prepare(some, feeds)
+            return self._go(some, ready, turn)
+
+        try:
+            return isolate(pieces, run)
+        except RunStopped:
+            return [RowError("inference_timeout", f"the run was stopped at its limit of {turn.limit_s:g} s")] * len(
+                pieces
+            )
+
+    def _prepare(self, pieces: Sequence[Piece], feeds: Sequence[Feeds]) -> NativeRun | RunFailed:
+        """Gather the rows and hand them to the engine; a failure is raised when its turn has come."""
         rows = sum(piece.rows for piece in pieces)
+        try:
+            native = self._engine.prepare(self._collator.gather(pieces, feeds))
+        except RunFailed as error:
+            return error
         self._padded_rows += (self.info.fixed_rows or rows) - rows
+        return native
+
+    def _go(self, pieces: Sequence[Piece], ready: NativeRun | RunFailed, turn: Turn) -> list[Feeds]:
+        if isinstance(ready, RunFailed):
+            raise ready
         started = perf_counter()
         try:
-            outputs = self._engine.run(collated)
+            outputs = turn.run(ready)
         finally:
             self._run_s += perf_counter() - started
         return share_out(outputs, pieces, self.info)
 
     def run_once(self, feeds: Feeds) -> Feeds:
         """One native run of one item, with its failure raised: what the probe needs."""
-        return self.run_pieces([Piece(0, 0, row_count(feeds, self.info.inputs))], feeds=[feeds])[0]
+        pieces = [Piece(0, 0, row_count(feeds, self.info.inputs))]
+        turn = Turn(self._turns)
+        with turn.taken():
+            return self._go(pieces, self._prepare(pieces, [feeds]), turn)[0]
 
     def steady_run_s(self, feeds: Sequence[Feeds]) -> float | RowError:
         """Seconds of the second of two equal runs, or the first failure."""
@@ -203,6 +283,9 @@ class _Work:
 
 
 def _whole(parts: Sequence[Feeds | RowError]) -> Feeds | RowError:
+    """The answer to one item; without any part of it nobody wanted it any more."""
+    if not parts:
+        return RowError("cancelled", "nobody waited for it any more when its run began")
     answers: list[Feeds] = []
     for part in parts:
         if isinstance(part, RowError):

@@ -58,7 +58,18 @@ class RuntimeSettings(Section):
         "prefer", description="require: refuse to start without the provider; prefer: run on the CPU, loudly."
     )
     device_id: int = Field(0, ge=0, le=63, description="Index of the GPU.")
-    slots: int = Field(1, ge=1, le=64, description="Runs at a time on the CPU; a GPU session has one.")
+    slots: int = Field(
+        1, ge=1, le=64, description="Runs at a time on the CPU; on a GPU one, while the next batch is packed beside it."
+    )
+    run_limit_s: float = Field(
+        30.0, gt=0, le=900, description="A run that lasts longer is stopped; its jobs go to a CPU worker or fail."
+    )
+    stop_grace_s: float = Field(
+        5.0,
+        gt=0,
+        le=300,
+        description="A run that has not ended so long after it was stopped is given up for lost, with its slot.",
+    )
     intra_op_threads: int = Field(1, ge=1, le=256, description="Threads inside one run; keep 1 on a GPU.")
     gpu_memory_limit_bytes: int | None = Field(
         None, ge=64 * 2**20, description="Limit of the provider's arena; cuDNN, cuBLAS and the context come on top."
