@@ -204,3 +204,39 @@ def slow(folder: Path, *, layers: int = 60, width: int = 512) -> Path:
         [("y", TensorProto.FLOAT, ["n", width])],
         {"w": weights},
     )
+
+
+def one_long_node(folder: Path) -> Path:
+    """`y` = 2 `x`, and a single node whose time grows with the square of the largest `x`: nothing can stop it midway.
+
+    It suppresses non-maximal boxes among as many that do not overlap, so that each is compared with all before it. A
+    core takes seconds for 30,000 of them, and more than a minute for 150,000.
+    """
+    node = helper.make_node
+    nodes = [
+        node("ReduceMax", ["x"], ["most"], keepdims=0),
+        node("Max", ["most", "two"], ["at_least_two"]),
+        node("Cast", ["at_least_two"], ["count"], to=TensorProto.INT64),
+        node("Cast", ["count"], ["boxes"], to=TensorProto.FLOAT),
+        node("Range", ["nought", "boxes", "one"], ["numbers"]),
+        node("Unsqueeze", ["numbers", "last"], ["left"]),
+        node("Add", ["left", "half"], ["right"]),
+        node("Concat", ["left", "left", "right", "right"], ["flat"], axis=1),
+        node("Unsqueeze", ["flat", "first"], ["corners"]),
+        node("Unsqueeze", ["numbers", "both"], ["scores"]),
+        node("NonMaxSuppression", ["corners", "scores", "count"], ["selected"]),
+        node("Size", ["selected"], ["size"]),
+        node("Cast", ["size"], ["some"], to=TensorProto.FLOAT),
+        node("Mul", ["some", "nought"], ["nothing"]),
+        node("Mul", ["x", "factor"], ["doubled"]),
+        node("Add", ["doubled", "nothing"], ["y"]),
+    ]
+    scalars: dict[str, np.ndarray] = {
+        name: np.array(value, np.float32)
+        for name, value in {"nought": 0, "one": 1, "two": 2, "half": 0.5, "factor": 2}.items()
+    }
+    axes: dict[str, np.ndarray] = {
+        "last": np.array([1], np.int64), "first": np.array([0], np.int64), "both": np.array([0, 1], np.int64)
+    }  # fmt: skip
+    ends = [("x", TensorProto.FLOAT, ("n", 1))], [("y", TensorProto.FLOAT, ("n", 1))]
+    return write(folder / "long.onnx", nodes, *ends, scalars | axes)

@@ -30,6 +30,7 @@ from inferq_schemas import (
     encode_bundle,
     encode_job,
 )
+from inferq_worker import answer, hand, pipeline, publish, wiring
 from inferq_worker.models import ModelFile
 from inferq_worker.runtime.fake import FakeSession
 from inferq_worker.scheduling import LatencyTable
@@ -41,6 +42,8 @@ from inferq_worker.wiring import wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+    import pytest
 
     from inferq_worker.settle import Settler
     from inferq_worker.wiring import Steps
@@ -124,6 +127,11 @@ class WorkerOnFakes:
         self.channel.is_closed = True
         self.channel = FakeChannel(self.journal)
         self.settler = settler_of(self.channel)
+
+
+def virtual_time(patch: pytest.MonkeyPatch) -> VirtualTime:
+    """The clock of a worker on fakes; made inside the running loop."""
+    return VirtualTime(patch, pipeline, hand, wiring, publish, answer)
 
 
 @contextlib.asynccontextmanager

@@ -86,13 +86,29 @@ async def test_where_no_end_can_be_told_the_next_batch_waits_for_it(clock: FakeC
     assert composed.done()
 
 
-async def test_a_run_that_lasts_longer_than_predicted_is_about_to_end_all_the_time(clock: FakeClock) -> None:
+async def test_a_run_that_lasts_a_little_longer_than_predicted_is_about_to_end(clock: FakeClock) -> None:
     device = Device(1, clock)
     begin(device)
-    clock.advance(1.0)
+    clock.advance(2 * RUN_S)
     await device.nearly_free()
     assert device.start_s == clock.now()
-    assert device.longest_run_s() == pytest.approx(1.0)
+    assert device.longest_run_s() == pytest.approx(2 * RUN_S)
+
+
+async def test_a_run_that_may_hang_may_last_as_long_again_and_nothing_is_composed_for_its_end(clock: FakeClock) -> None:
+    device = Device(1, clock)
+    run = begin(device)
+    assert run.suspicious_s == pytest.approx(1_000.0 + 3 * RUN_S)
+    clock.advance(1.0)
+    assert device.start_s == pytest.approx(clock.now() + 1.0)
+    composed = asyncio.ensure_future(device.nearly_free())
+    await turn()
+    clock.advance(600.0)
+    await turn()
+    assert not composed.done()
+    device.end(run)
+    await turn()
+    assert composed.done()
 
 
 async def test_while_one_batch_waits_for_the_device_no_other_is_composed(clock: FakeClock) -> None:
@@ -101,7 +117,7 @@ async def test_while_one_batch_waits_for_the_device_no_other_is_composed(clock: 
     clock.advance(RUN_S)
     waiting = device.enter(RUN_S)
     composed = asyncio.ensure_future(device.nearly_free())
-    clock.advance(10 * RUN_S)
+    clock.advance(RUN_S)
     await turn()
     assert not composed.done()
     assert device.start_s == pytest.approx(clock.now() + RUN_S), "what comes now runs after it"
@@ -216,10 +232,11 @@ async def test_a_composed_batch_that_does_not_run_after_all_is_forgotten(
 
 
 async def test_a_run_begins_without_the_items_that_nobody_waits_for(clock: FakeClock) -> None:
-    run = Device(1, clock).enter(RUN_S)
-    run.leave_out(3)
-    run.leave_out(1)
-    assert set(run.unwanted()) == {1, 3}
+    gone = [1]
+    run = Device(1, clock).enter(RUN_S, unwanted=lambda: gone)
+    gone.append(3)
+    assert run.unwanted() == [1, 3]
+    assert run.began_s == clock.now()
 
 
 async def test_a_device_whose_every_slot_is_lost_is_lost(clock: FakeClock) -> None:

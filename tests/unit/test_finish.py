@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.fakes import FakeStore, VirtualTime, delivery_of, job_of, request_of
-from tests.worker_on_fakes import WorkerOnFakes, fake_worker
+from tests.worker_on_fakes import WorkerOnFakes, fake_worker, virtual_time
 
 from inferq.amqp import PublishForbidden, PublishUnknown, Refused, Unencodable, Unroutable
 from inferq.outcome import Outcome
 from inferq_schemas import DEFAULT_LIMITS, Result, decode_jobs
-from inferq_worker import answer, hand, pipeline, publish, wiring
 from inferq_worker.poison import RunRecord
 from inferq_worker.runtime import RowError, TensorSpec
 from inferq_worker.runtime.fake import FAKE_INFO, FakeSession
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
+    return virtual_time(monkeypatch)
 
 
 def failing(_item: Feeds) -> RowError:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.fakes import WORKER, VirtualTime, job_of, tensor
-from tests.worker_on_fakes import MAX_JOB_ROWS, WorkerOnFakes, fake_worker
+from tests.worker_on_fakes import MAX_JOB_ROWS, WorkerOnFakes, fake_worker, virtual_time
 
 from inferq.outcome import Outcome
 from inferq_schemas import Job, Tensor, decode_jobs, encode_bundle, encode_job
-from inferq_worker import answer, hand, intake, pipeline, publish, wiring
+from inferq_worker import intake
 from inferq_worker.poison import RunRecord
 from inferq_worker.runtime import RowError, SessionBroken
 from inferq_worker.runtime.fake import FakeSession, double
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
+    return virtual_time(monkeypatch)
 
 
 def held_back() -> FakeSession:

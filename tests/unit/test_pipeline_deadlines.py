@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from tests.fakes import VirtualTime, job_of
-from tests.worker_on_fakes import WorkerOnFakes, fake_worker
+from tests.worker_on_fakes import WorkerOnFakes, fake_worker, virtual_time
 
 from inferq.outcome import Outcome
 from inferq_schemas import FALLBACK_EXCHANGE
-from inferq_worker import answer, hand, pipeline, publish, wiring
 from inferq_worker.cpu import CpuWorker
 from inferq_worker.runtime.fake import FakeSession
 
@@ -26,7 +25,7 @@ class Timed(FakeSession):
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
+    return virtual_time(monkeypatch)
 
 
 def ids(worker: WorkerOnFakes) -> list[tuple[str, ...]]:

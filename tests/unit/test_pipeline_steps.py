@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from tests.fakes import VirtualTime, job_of
-from tests.worker_on_fakes import WorkerOnFakes, fake_worker
+from tests.worker_on_fakes import WorkerOnFakes, fake_worker, virtual_time
 
 from inferq.outcome import Outcome
-from inferq_worker import answer, hand, pipeline, publish, wiring
 from inferq_worker.runtime import RowError
 from inferq_worker.runtime.fake import FAKE_INFO, FakeSession, double
 
@@ -33,7 +32,7 @@ class Timed(FakeSession):
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
+    return virtual_time(monkeypatch)
 
 
 def run_rows(worker: WorkerOnFakes) -> list[list[float]]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 from tests.fakes import VirtualTime, job_of
-from tests.worker_on_fakes import fake_worker
+from tests.worker_on_fakes import fake_worker, virtual_time
 
 from inferq.amqp import PublishForbidden, PublishUnknown, Unencodable, Unroutable
 from inferq.outcome import Outcome
 from inferq_schemas import Result, decode_jobs, encode_bundle
-from inferq_worker import answer, hand, pipeline, publish, undertaker, wiring
+from inferq_worker import undertaker
 
 
 @pytest.fixture
 async def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    return VirtualTime(monkeypatch, pipeline, hand, wiring, publish, answer)
+    return virtual_time(monkeypatch)
 
 
 async def test_an_expired_job_is_stored_told_parked_and_acked_in_this_order(time: VirtualTime) -> None:

@@ -1,8 +1,8 @@
-"""Looks after the jobs of one batch from the moment it is handed to the device until its run is over.
+"""Looks after jobs from the moment their batch is handed to the device until its run is over.
 
-While it waits for the device, jobs whose deadline passes are told at once. While it runs much longer than it should,
-jobs are handed to a CPU worker at the last moment at which that can still answer in time; whoever answers first is
-right.
+While a batch waits for the device, jobs whose deadline passes are told at once. When a run lasts much longer than it
+should, it may hang, and every job in hand is then given to a CPU worker at the last moment at which that can still
+answer in time: those of the run, and those behind it. Whoever answers first is right.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from inferq_worker.device import Run
     from inferq_worker.hand import Hand
-    from inferq_worker.scheduling import Batch, Clock
+    from inferq_worker.scheduling import Batch, Batcher, Clock
     from inferq_worker.scheduling.clock import Timer
     from inferq_worker.triage import Triage
     from inferq_worker.work import WorkItem
-
-_OVERRUN = 2.0
-"""A run that lasts so many times its p95 may hang."""
 
 
 class Attendant:
@@ -28,75 +25,79 @@ class Attendant:
 
     Args:
         run: the batch's place on the device.
-        p95_s: what 95 % of such runs do not exceed, in seconds; None = not known.
         hand: the jobs in hand.
+        batcher: where those wait that are in no batch.
         triage: knows the CPU workers.
         clock: monotonic seconds, and timers.
     """
 
     def __init__(
-        self, batch: Batch[WorkItem], run: Run, *, p95_s: float | None, hand: Hand, triage: Triage, clock: Clock
+        self,
+        batch: Batch[WorkItem],
+        run: Run,
+        *,
+        hand: Hand,
+        batcher: Batcher[WorkItem],
+        triage: Triage,
+        clock: Clock,
     ) -> None:
         self._batch = batch
         self._run = run
-        self._overrun_s = _OVERRUN * (p95_s or 0.0)
         self._hand = hand
+        self._batcher = batcher
         self._triage = triage
         self._clock = clock
         self._timer: Timer | None = None
-        self._past_saving: set[int] = set()
 
     def __enter__(self) -> Self:
         """From now on."""
-        self._run.on_begun = self._look
-        self._look()
+        self._run.on_begun = self._begun
+        self._tell_expired()
         return self
 
     def __exit__(self, *_: object) -> None:
         """The run is over."""
         self._run.on_begun = None
-        self._cancel()
+        self._hand.watchers.discard(self._save)
+        self._at(None, self._save)
 
-    def _look(self) -> None:
-        """Do what is due, and come again when the next thing will be."""
-        act = self._tell_expired if self._run.began_s is None else self._rescue
-        next_s = act(self._clock.now())
-        self._cancel()
-        if next_s is not None:
-            self._timer = self._clock.call_at(next_s, self._look)
-
-    def _tell_expired(self, now_s: float) -> float | None:
-        next_s = None
-        for number, item in self._in_hand():
-            if item.deadline_s is None or item.serve_late:
+    def _tell_expired(self) -> None:
+        """It waits for the device."""
+        now_s, next_s = self._clock.now(), None
+        for item in self._batch.items:
+            if item.deadline_s is None or item.serve_late or item not in self._hand:
                 continue
             if item.deadline_s <= now_s:
-                self._run.leave_out(number)
                 self._hand.expired(item)
             else:
                 next_s = item.deadline_s if next_s is None else min(next_s, item.deadline_s)
-        return next_s
+        self._at(next_s, self._tell_expired)
 
-    def _rescue(self, now_s: float) -> float | None:
-        next_s = None
-        suspicious_s = (self._run.began_s or now_s) + self._overrun_s
-        for number, item in self._in_hand():
+    def _begun(self) -> None:
+        """It runs."""
+        self._at(self._run.suspicious_s, self._watch)
+
+    def _watch(self) -> None:
+        """It may hang."""
+        self._hand.watchers.add(self._save)
+        self._save()
+
+    def _save(self) -> None:
+        """Hand over the jobs that only a CPU worker can still answer in time; called again for every job that comes."""
+        now_s, next_s = self._clock.now(), None
+        for item in self._hand.items():
             chance_s = self._triage.last_chance_s(item)
-            if chance_s is None or number in self._past_saving:
+            if chance_s is None:
                 continue
-            due_s = max(suspicious_s, chance_s)
-            if due_s > now_s:
-                next_s = due_s if next_s is None else min(next_s, due_s)
+            if chance_s > now_s:
+                next_s = chance_s if next_s is None else min(next_s, chance_s)
             elif self._triage.rescues(item, reason="overrun"):
+                self._batcher.discard(item)
                 self._hand.leave(item)
-            else:
-                self._past_saving.add(number)
-        return next_s
+        self._at(next_s, self._save)
 
-    def _in_hand(self) -> Iterator[tuple[int, WorkItem]]:
-        return ((number, item) for number, item in enumerate(self._batch.items) if item in self._hand)
-
-    def _cancel(self) -> None:
+    def _at(self, when_s: float | None, action: Callable[[], None]) -> None:
+        """The one thing that is to come next."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = None if when_s is None else self._clock.call_at(when_s, action)

@@ -20,50 +20,70 @@ if TYPE_CHECKING:
 _UNKNOWN_S = float("inf")
 _FIRST_CHECK_S = 0.002
 _MARGIN_S = 0.001
+_SUSPICIOUS, _SUSPICIOUS_S = 3.0, 0.05
+"""A run that lasts so many times what was expected, and so many seconds longer, may hang."""
 
 
 class Run:
     """One batch on the device, or next in line for it. Watches its call of the session.
 
     Args:
-        device: where it runs.
+        clock: monotonic seconds.
+        changed: to be called when it has begun.
         expected_s: how long it is expected to run, in seconds; None = not known.
         alone: nothing else is on the device meanwhile.
+        unwanted: which items of the batch nobody waits for any more.
 
     Attributes:
         began_s: when it got the device, monotonic seconds; None while it waits.
         on_begun: called soon after.
     """
 
-    def __init__(self, device: Device, expected_s: float | None, *, alone: bool) -> None:
-        self._device = device
+    def __init__(
+        self,
+        clock: Clock,
+        changed: Callable[[], None],
+        expected_s: float | None,
+        *,
+        alone: bool,
+        unwanted: Callable[[], Collection[int]],
+    ) -> None:
+        self._clock = clock
+        self._changed = changed
+        self._unwanted = unwanted
         self.expected_s = expected_s
         self.alone = alone
         self.began_s: float | None = None
         self.on_begun: Callable[[], None] | None = None
-        self._unwanted: set[int] = set()
-
-    def leave_out(self, item: int) -> None:
-        """Nobody waits for this item of the batch any more: if the run has not begun, it begins without it."""
-        self._unwanted.add(item)
 
     def unwanted(self) -> Collection[int]:
         """The device is this run's now. Asked on the session's thread."""
-        self.began_s = self._device.now()
-        return frozenset(self._unwanted)
+        self.began_s = self._clock.now()
+        return self._unwanted()
 
     def started(self) -> None:
         """Told on the event loop."""
-        self._device.changed()
+        self._changed()
         if self.on_begun is not None:
             self.on_begun()
 
     @property
     def end_s(self) -> float:
-        """When it is expected to end, monotonic seconds; infinite where that cannot be told."""
-        if self.began_s is None or self.expected_s is None:
+        """When it is expected to end, monotonic seconds; infinite where that cannot be told.
+
+        One that has lasted suspiciously long may last as long again.
+        """
+        if self.began_s is None or self.expected_s is None or self.suspicious_s is None:
             return _UNKNOWN_S
-        return self.began_s + self.expected_s
+        now_s = self._clock.now()
+        return self.began_s + self.expected_s if now_s < self.suspicious_s else 2 * now_s - self.began_s
+
+    @property
+    def suspicious_s(self) -> float | None:
+        """When it will have lasted so long that it may hang, monotonic seconds; None where that cannot be told."""
+        if self.began_s is None or self.expected_s is None:
+            return None
+        return self.began_s + max(_SUSPICIOUS * self.expected_s, self.expected_s + _SUSPICIOUS_S)
 
 
 class Device:
@@ -85,10 +105,6 @@ class Device:
         self._check = RunningP95(_FIRST_CHECK_S)
         self._composed_s = 0.0
         self.lost = asyncio.Event()
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return self._clock.now()
 
     @property
     def start_s(self) -> float:
@@ -130,15 +146,18 @@ class Device:
         while self._runs:
             await self._wait(_UNKNOWN_S)
 
-    def enter(self, expected_s: float | None, *, alone: bool = False) -> Run:
+    def enter(
+        self, expected_s: float | None, *, alone: bool = False, unwanted: Callable[[], Collection[int]] = tuple
+    ) -> Run:
         """Put a batch on the device, or next in line for it.
 
         Args:
             expected_s: seconds that it will run, None = not known.
             alone: until it ends no other batch is composed; the caller has waited for an `empty` device.
+            unwanted: which of its items nobody waits for any more; asked when it begins, on the session's thread.
         """
         self._composed_s = 0.0
-        run = Run(self, expected_s, alone=alone)
+        run = Run(self._clock, self._changed.set, expected_s, alone=alone, unwanted=unwanted)
         self._runs[run] = None
         return run
 
@@ -152,10 +171,6 @@ class Device:
         self._slots -= 1
         if not self._slots:
             self.lost.set()
-        self._changed.set()
-
-    def changed(self) -> None:
-        """A run has begun: when it ends can be told now."""
         self._changed.set()
 
     def _compose_s(self) -> float:

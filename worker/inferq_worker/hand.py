@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from inferq_worker.errors import WorkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.outbox import Outbox
@@ -27,6 +27,7 @@ class Hand:
 
     Attributes:
         draining: nothing is taken any more.
+        watchers: called after every job that is taken.
     """
 
     def __init__(self, *, models: Mapping[str, ServedModel], outbox: Outbox, triage: Triage, metrics: Metrics) -> None:
@@ -37,14 +38,21 @@ class Hand:
         self._items: dict[str, WorkItem] = {}
         self._lanes_seen: set[tuple[str, str]] = set()
         self.draining = False
+        self.watchers: set[Callable[[], None]] = set()
 
     def __len__(self) -> int:
         """Jobs in hand."""
         return len(self._items)
 
     def take(self, item: WorkItem) -> None:
-        """Admitted."""
+        """Admitted, and waiting."""
         self._items[item.job.id] = item
+        for watcher in self.watchers:
+            watcher()
+
+    def items(self) -> list[WorkItem]:
+        """All of them, oldest first."""
+        return list(self._items.values())
 
     def find(self, job_id: str) -> WorkItem | None:
         """The job of this id, if it is in hand."""

@@ -164,8 +164,8 @@ class Intake:
             return
         if item.deadline_s is not None and not item.lane_rank:
             self._models[job.model].window.arrived(item.deadline_s - item.arrived_s)
-        self._hand.take(item)
         self._batcher.add(item)
+        self._hand.take(item)
 
     def _admit(self, job: Job, request: Request, payloads: Mapping[str, Tensor]) -> WorkItem:
         model = self._models.get(job.model)

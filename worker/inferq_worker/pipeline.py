@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -99,7 +100,11 @@ class Pipeline:
             self._device.composed(self._predict_s(batch))
             record, batch = await self._claim(batch)
             if batch.items:
-                run = self._device.enter(self._predict_s(batch), alone=batch.reason == "solo")
+                run = self._device.enter(
+                    self._predict_s(batch),
+                    alone=batch.reason == "solo",
+                    unwanted=partial(_not_in, self._hand, batch.items),
+                )
                 self._tasks.spawn(self._answer(batch, record, run, closed_s))
                 continue
             self._device.composed(None)
@@ -183,11 +188,12 @@ class Pipeline:
         self, batch: Batch[WorkItem], record: RunRecord | None, run: Run
     ) -> tuple[RunReport, RunRecord | None]:
         """The run, and its record if that is still to be ended."""
-        first = batch.items[0]
-        model = self._models[first.job.model]
-        p95_s = model.latency.p95(batch.rows, first.bucket)
+        model = self._models[batch.items[0].job.model]
+        attendant = Attendant(
+            batch, run, hand=self._hand, batcher=self._batcher, triage=self._triage, clock=self._clock
+        )
         try:
-            with Attendant(batch, run, p95_s=p95_s, hand=self._hand, triage=self._triage, clock=self._clock):
+            with attendant:
                 report = await model.session.run([item.feeds for item in batch.items], run)
             if batch.reason == "solo" and record is not None:
                 # It survived, and that must be known before the next suspect runs: an end then would condemn both.
@@ -253,6 +259,11 @@ class Pipeline:
             reason=batch.reason,
             run_ms=round(report.run_s * 1000, 3),
         )
+
+
+def _not_in(hand: Hand, items: Sequence[WorkItem]) -> list[int]:
+    """Numbers of the items that have left the hand."""
+    return [number for number, item in enumerate(items) if item not in hand]
 
 
 def _timed_out(outputs: Feeds | RowError) -> bool:

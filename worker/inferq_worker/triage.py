@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from inferq_worker.work import Request, WorkItem
 
 
-_HANDING_OVER = 1.25
-"""The CPU's own estimate and a quarter, so that a job handed over at the last moment is not late after all."""
+_HANDING_OVER, _CPU_RESERVE = 1.25, 0.3
+"""A job of a run that may hang is handed over while a CPU worker has its own estimate and a quarter left, and no less
+than this share of the job's time, like the share that clients reserve in `expiration`."""
 
 
 class Triage:
@@ -103,11 +104,12 @@ class Triage:
         return True
 
     def last_chance_s(self, item: WorkItem) -> float | None:
-        """Until when a CPU worker could take the job over in time, monotonic seconds; None if none ever could."""
+        """Until when a CPU worker can safely take the job over, monotonic seconds; None if none ever could."""
         cpu_s = self._cpu_finish_s(item)
         if cpu_s is None or item.deadline_s is None or not self._may_divert(item):
             return None
-        return item.deadline_s - _HANDING_OVER * (cpu_s - self._clock.now())
+        reserve_s = _CPU_RESERVE * (item.deadline_s - item.arrived_s)
+        return item.deadline_s - max(reserve_s, _HANDING_OVER * (cpu_s - self._clock.now()))
 
     def _forecast(self, policy: ForecastingPolicy, item: WorkItem, latency: LatencyTable) -> Forecast | None:
         if item.deadline_s is None or latency.predict(1, item.bucket) is None:

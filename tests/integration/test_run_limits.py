@@ -1,0 +1,128 @@
+"""Runs on the real ONNX Runtime that last too long: stopped midway, or given up for lost; and what waits behind."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests import models
+
+from inferq_worker.models.repository import ModelFile
+from inferq_worker.runtime import DeviceLost, RowError, RuntimeSettings, Turns, open_session
+from inferq_worker.runtime.session import OrtSession
+
+WIDTH = 512
+LIMIT_S = 0.3
+
+
+class Watcher:
+    """Notes when a run gets the device; leaves out what it is told to."""
+
+    def __init__(self, *unwanted: int) -> None:
+        self._unwanted = unwanted
+        self.asked = threading.Event()
+        self.begun = asyncio.Event()
+
+    def unwanted(self) -> Collection[int]:
+        self.asked.set()
+        return self._unwanted
+
+    def started(self) -> None:
+        self.begun.set()
+
+
+async def opened(path: Path, turns: Turns | None = None, *, grace_s: float = 20.0) -> OrtSession:
+    config = RuntimeSettings(provider="cpu", run_limit_s=LIMIT_S, stop_grace_s=grace_s)
+    return await open_session(ModelFile(path.stem, "1", path), config, turns=turns)
+
+
+def ones(count: int, width: int = WIDTH) -> list[dict[str, np.ndarray]]:
+    return [{"x": np.full((1, width), 0.1, np.float32)} for _ in range(count)]
+
+
+@pytest.fixture(name="chain")
+async def _chain(tmp_path: Path) -> AsyncIterator[OrtSession]:
+    """Very many short nodes: a run of 1,024 rows takes seconds, one of a single row much less than the limit."""
+    session = await opened(models.slow(tmp_path, layers=200, width=WIDTH))
+    yield session
+    await session.close()
+
+
+async def test_a_run_at_its_limit_is_stopped_and_the_session_answers_rightly_afterwards(chain: OrtSession) -> None:
+    first = await chain.run(ones(1))
+    long = await chain.run(ones(1024))
+    assert long.timed_out
+    assert not long.wedged
+    last = long.answers[-1]
+    assert isinstance(last, RowError)
+    assert last.code == "inference_timeout"
+    again = await chain.run(ones(1))
+    assert not again.timed_out
+    assert not isinstance(first.answers[0], RowError)
+    assert not isinstance(again.answers[0], RowError)
+    np.testing.assert_array_equal(first.answers[0]["y"], again.answers[0]["y"])
+
+
+async def test_the_limit_counts_from_the_start_of_the_run_and_not_from_the_wait_for_the_device(
+    chain: OrtSession,
+) -> None:
+    long = asyncio.create_task(chain.run(ones(1024)))
+    await asyncio.sleep(0)
+    waited = await chain.run(ones(1))
+    assert (await long).timed_out
+    assert not waited.timed_out
+
+
+async def test_one_long_node_cannot_be_stopped_and_is_given_up_for_lost_with_its_turn(tmp_path: Path) -> None:
+    turns = Turns(1)
+    session = await opened(models.one_long_node(tmp_path), turns, grace_s=0.2)
+    behind = Watcher()
+    hung = asyncio.create_task(session.run([{"x": np.array([[30_000.0]], np.float32)}]))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(session.run([{"x": np.array([[1.0]], np.float32)}], behind))
+    report = await hung
+    assert report.timed_out
+    assert report.wedged
+    assert isinstance(report.answers[0], RowError)
+    assert "nor when it was told to" in report.answers[0].message
+    with pytest.raises(DeviceLost):
+        await waiting
+    assert not behind.asked.is_set(), "it has not been run"
+
+
+async def test_two_runs_of_one_device_do_not_overlap_and_the_second_is_packed_meanwhile(chain: OrtSession) -> None:
+    first, second = Watcher(), Watcher()
+    both = [asyncio.create_task(chain.run(ones(2), watcher)) for watcher in (first, second)]
+    await first.begun.wait()
+    assert not second.asked.is_set()
+    await asyncio.gather(*both)
+    assert second.begun.is_set()
+
+
+async def test_items_that_nobody_waits_for_any_more_are_left_out_of_the_run(chain: OrtSession) -> None:
+    report = await chain.run(ones(3), Watcher(1))
+    assert report.rows == 2
+    assert isinstance(report.answers[1], RowError)
+    assert not isinstance(report.answers[0], RowError)
+    assert not isinstance(report.answers[2], RowError)
+
+
+async def test_a_batch_that_nobody_waits_for_takes_no_run(chain: OrtSession) -> None:
+    report = await chain.run(ones(2), Watcher(0, 1))
+    assert (report.rows, report.run_s) == (0, 0.0)
+
+
+async def test_two_models_share_the_turns_of_their_device(tmp_path: Path) -> None:
+    turns = Turns(1)
+    chain = await opened(models.slow(tmp_path, layers=300, width=WIDTH), turns)
+    other = await opened(models.scale(tmp_path), turns)
+    first, second = Watcher(), Watcher()
+    long = asyncio.create_task(chain.run(ones(4), first))
+    await first.begun.wait()
+    short = asyncio.create_task(other.run([{"x": np.ones((1, 3), np.float32)}], second))
+    await asyncio.sleep(0)
+    assert not second.asked.is_set()
+    await asyncio.gather(long, short)
+    await asyncio.gather(chain.close(), other.close())
