@@ -29,7 +29,7 @@ from inferq_worker.runtime.interface import (
     TensorSpec,
 )
 from inferq_worker.runtime.settings import ProviderName, RuntimeSettings
-from inferq_worker.runtime.translate import load_refusal, run_failure
+from inferq_worker.runtime.translate import load_refusal, newest_in, run_failure
 
 PROVIDER_NAMES: dict[ProviderName, str] = {
     "cuda": "CUDAExecutionProvider",
@@ -110,12 +110,14 @@ class Placement:
     warning: str
 
 
-def open_engine(path: Path, settings: RuntimeSettings) -> tuple["OrtEngine", Placement]:
+def open_engine(path: Path, settings: RuntimeSettings, *, profile: Path | None = None) -> tuple["OrtEngine", Placement]:
     """Load the graph at `path`; blocks for as long as that takes, so call it from a thread.
 
     Args:
         path: an .onnx file; external data is read from its folder.
         settings: provider, policy, threads.
+        profile: where to write a profile of all runs until `OrtEngine.end_profile`: the start of a path, which ONNX
+            Runtime completes with the time and `.json`. It grows with every run.
 
     Raises:
         ModelRefused: the file is not a model that this ONNX Runtime can run.
@@ -123,7 +125,7 @@ def open_engine(path: Path, settings: RuntimeSettings) -> tuple["OrtEngine", Pla
     """
     ort = onnxruntime()
     requested = PROVIDER_NAMES[settings.provider]
-    session, reason = _create(ort, path, settings)
+    session, reason = _create(ort, path, settings, profile)
     provider = session.get_providers()[0]
     warning = ""
     if provider != requested:
@@ -136,9 +138,12 @@ def open_engine(path: Path, settings: RuntimeSettings) -> tuple["OrtEngine", Pla
     return OrtEngine(ort, session, path.name), Placement(provider, requested, dict(nodes), warning)
 
 
-def _create(ort: ModuleType, path: Path, settings: RuntimeSettings) -> tuple[Any, str]:
+def _create(ort: ModuleType, path: Path, settings: RuntimeSettings, profile: Path | None) -> tuple[Any, str]:
     """Create the session on the best provider that lets itself be created, and say why it is not the requested one."""
     options = _session_options(ort, settings)
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
     wishes, reason = _wishes(ort, settings)
     while True:
         try:
@@ -239,6 +244,10 @@ class OrtEngine:
         arrays = self._session.run(self._output_names, dict(feeds), options)
         return dict(zip(self._output_names, arrays, strict=True))
 
+    def end_profile(self) -> Path:
+        """Write the profile that `open_engine` was asked for, and return where it is. Once."""
+        return Path(self._session.end_profiling())
+
     def run_options(self) -> Any:
         """Options of one run: its own, so that stopping it stops no other."""
         options = self._ort.RunOptions()
@@ -310,3 +319,39 @@ def _spec(node: Any, model: str) -> TensorSpec:
             "export the model with plain tensors in and out (scikit-learn: options={'zipmap': False})"
         )
     return TensorSpec(node.name, dtype, tuple(size if isinstance(size, int) else None for size in node.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class NewestVersions:
+    """The newest files that the installed ONNX Runtime loads, and its own version."""
+
+    onnxruntime: str
+    ir: int
+    opset: int
+
+
+@cache
+def newest_versions() -> NewestVersions:
+    """Ask the library by having it refuse files from the far future: no call says it, only that message does.
+
+    Raises:
+        RuntimeUnavailable: ONNX Runtime is not installed, or installed twice.
+    """
+    ort = onnxruntime()
+    return NewestVersions(str(ort.__version__), _newest(ort, ir_version=_FAR_FUTURE), _newest(ort, opset=_FAR_FUTURE))
+
+
+_FAR_FUTURE = b"\xff\x7f"  # 16383, as a protobuf varint
+
+
+def _newest(ort: ModuleType, *, ir_version: bytes = b"\x08", opset: bytes = b"\x0d") -> int:
+    # ModelProto: 1 = ir_version, 7 = a graph with nothing but a name, 8 = opset_import {2 = version}.
+    size = bytes([1 + len(opset)])
+    model = b"\x08" + ir_version + b"\x3a\x03\x12\x01g" + b"\x42" + size + b"\x10" + opset
+    options = ort.SessionOptions()
+    options.log_severity_level = _SEVERITY_FATAL
+    try:
+        ort.InferenceSession(model, options, providers=[_CPU])
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base
+        return newest_in(error)
+    return 0
