@@ -19,7 +19,7 @@ def aligned(
         left: the columns that hold words, and so start at the left.
         indent: before every line.
     """
-    widths = {column: max(len(column), *(len(line[column]) for line in lines)) for column in columns}
+    widths = {column: max([len(column), *(len(line[column]) for line in lines)]) for column in columns}
     rows = [{column: column for column in columns}, *lines]
     return "\n".join(
         indent + "  ".join(f"{row[one]:{'<' if one in left else '>'}{widths[one]}}" for one in columns).rstrip()

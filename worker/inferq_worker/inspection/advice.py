@@ -80,8 +80,8 @@ def _first_axes(inputs: Sequence[DeclaredTensor]) -> Iterator[str]:
     if fixed and dynamic:
         name, size = fixed[0]
         yield (
-            f"axis 0 of {', '.join(map(repr, dynamic))} is dynamic, that of {name!r} is {size}, so every run has exactly "
-            f"{size} row(s): one of them is not the axis of the rows, or should be dynamic too"
+            f"axis 0 of {', '.join(map(repr, dynamic))} is dynamic, that of {name!r} is {size}, so every run has "
+            f"exactly {size} row(s): one of them is not the axis of the rows, or should be dynamic too"
         )
 
 

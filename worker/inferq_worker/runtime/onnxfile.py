@@ -16,7 +16,7 @@ from inferq_worker.runtime.interface import ModelRefused
 from inferq_worker.runtime.protobuf import Field, NotProtobuf, fields
 
 _CHUNK_BYTES = 2**20
-_MAX_DEPTH = 64  # subgraphs inside subgraphs; a file that goes deeper is an attack on the stack
+_MAX_DEPTH = 100  # messages inside messages; as protobuf's own parsers, which a deeper file would attack as well
 _TEXT_BYTES = 1024  # of names and the like; what is longer is cut
 
 # message -> field number -> nested message to walk into. onnx.proto3, IR version 13.
@@ -34,6 +34,7 @@ _DTYPES = (
     *("undefined", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16"),
     *("float64", "uint32", "uint64", "complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz"),
     *("float8e5m2", "float8e5m2fnuz", "uint4", "int4", "float4e2m1", "float8e8m0", "uint2", "int2"),
+    *("float6e2m3", "float6e3m2"),
 )
 _TENSOR_TYPE = 1
 _OTHER_TYPES = {4: "sequence", 5: "map", 7: "opaque", 8: "sparse tensor", 9: "optional"}
