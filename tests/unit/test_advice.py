@@ -49,9 +49,7 @@ def test_rows_on_another_axis_are_found_by_the_name_of_the_axis() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "shape", [("batch", 128), ("batch", "batch"), (2, None), (2, "time"), ()], ids=str
-)
+@pytest.mark.parametrize("shape", [("batch", 128), ("batch", "batch"), (2, None), (2, "time"), ()], ids=str)
 def test_rows_on_axis_0_are_in_their_place(shape: tuple[int | str | None, ...]) -> None:
     inputs = [DeclaredTensor("audio", "float32", ("batch", 576)), DeclaredTensor("other", "float32", shape)]
     assert advice.misplaced_rows(inputs) == ""

@@ -78,7 +78,9 @@ def _sample(path: Path, runtime: RuntimeSettings, wish: Wish, declared: tuple[De
     engine, _ = ort.open_engine(path, runtime)
     inputs = _rows_filled(sized(engine.inputs, declared, wish.axes), declared, wish.rows)
     try:
-        return Probe(lambda feeds: engine.prepare(feeds).run(), inputs, engine.outputs, keep_first_axes=True).find_sample(wish.rows)
+        return Probe(
+            lambda feeds: engine.prepare(feeds).run(), inputs, engine.outputs, keep_first_axes=True
+        ).find_sample(wish.rows)
     except Unprobeable as error:
         raise ModelRefused(f"{path}: {error}; give its dynamic axes sizes that it takes, with --dim") from error
 
