@@ -181,6 +181,40 @@ def test_answers_that_are_all_the_same_are_said_to_prove_little(tmp_path: Path, 
     assert any("the same for all made-up rows" in warning for warning in found["warnings"])
 
 
+def four_rows_at_most(folder: Path) -> Path:
+    """y = x + k, where k is an entry of a table with four entries for each row."""
+    return models.write(
+        folder / "four.onnx",
+        [
+            helper.make_node("Shape", ["x"], ["rows"], end=1),
+            helper.make_node("Squeeze", ["rows"], ["count"]),
+            helper.make_node("Range", ["zero", "count", "one"], ["index"]),
+            helper.make_node("Gather", ["table", "index"], ["k"]),
+            helper.make_node("Add", ["x", "k"], ["y"]),
+        ],
+        [X],
+        [Y],
+        {"zero": np.array(0), "one": np.array(1), "table": np.ones((4, 1), np.float32)},
+    )
+
+
+def test_a_size_that_does_not_run_is_a_reason_to_refuse_and_bounds_the_settings(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    path = four_rows_at_most(tmp_path)
+    found = report(capsys, path, status=1)
+    assert found["problem"].startswith("8 rows do not run: ")
+    assert [timing["rows"] for timing in found["timings"]] == [1, 2, 4]
+    path.with_suffix(".toml").write_text("max_rows = 4")
+    assert report(capsys, path)["timing_note"].startswith("8 rows do not run: ")
+
+
+def test_a_file_that_is_too_new_is_still_described_without_a_run(tmp_path: Path, capsys: Capture) -> None:
+    path = models.write(tmp_path / "m.onnx", [helper.make_node("Identity", ["x"], ["y"])], [X], [Y], ir_version=99)
+    assert inspect(path, "--no-run") == 0
+    assert "newer than what this ONNX Runtime loads" in capsys.readouterr().out
+
+
 def test_outputs_that_are_no_tensors_are_shown_and_refused(capsys: Capture) -> None:
     found = report(capsys, IRIS, status=1)
     assert found["outputs"][1] == {"name": "probabilities", "dtype": "sequence", "shape": None, "tensor": False}

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from inferq.commands import CommandError
-from inferq_worker.inspection.arguments import add_common_arguments, count, runtime_of, seconds, within
+from inferq_worker.inspection.arguments import add_common_arguments, count, seconds, trial_settings, within
 from inferq_worker.runtime.interface import ModelRefused, RunFailed, RuntimeUnavailable, SessionBroken
 
 
@@ -50,7 +50,7 @@ def test_the_provider_of_the_command_line_yields_to_set() -> None:
     add_common_arguments(parser)
     args = parser.parse_args(["m.onnx", "--provider", "tensorrt"])
     args.config, args.set = None, ["runtime.device_id=3"]
-    runtime = runtime_of(args)
+    runtime = trial_settings(args).runtime
     assert (runtime.provider, runtime.device_id) == ("tensorrt", 3)
 
 

@@ -13,6 +13,7 @@ from inferq.settings import Settings
 from inferq_worker.models.repository import RepositoryError, find_models
 from inferq_worker.runtime.interface import ModelRefused, RunFailed, RuntimeUnavailable, SessionBroken
 from inferq_worker.runtime.settings import RuntimeSettings
+from inferq_worker.settings import BatchingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Settings(Settings):
+class TrialSettings(Settings):
     """What of the worker's configuration these commands read."""
 
     runtime: RuntimeSettings = RuntimeSettings()
+    batching: BatchingSettings = BatchingSettings()
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,15 +50,15 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def runtime_of(args: argparse.Namespace) -> RuntimeSettings:
-    """The runtime settings of the configuration, with the provider of the command line.
+def trial_settings(args: argparse.Namespace) -> TrialSettings:
+    """The settings of the configuration, with the provider of the command line.
 
     Raises:
         ConfigurationError: as `load_settings` says.
     """
     if args.provider:
         args.set = [f"runtime.provider={args.provider}", *args.set]
-    return settings_of(args, _Settings).runtime
+    return settings_of(args, TrialSettings)
 
 
 def model_at(file: str) -> ModelFile:

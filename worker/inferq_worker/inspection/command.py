@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inferq.commands import add_command
-from inferq_worker.inspection.arguments import add_common_arguments, count, model_at, runtime_of, seconds, within
+from inferq_worker.inspection.arguments import add_common_arguments, count, model_at, seconds, trial_settings, within
 from inferq_worker.inspection.examine import Limits, describe, examine
 from inferq_worker.inspection.report import as_json, as_text
 
@@ -65,10 +65,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspect one file and print what was found."""
-    runtime = runtime_of(args)
+    settings = trial_settings(args)
     model = model_at(args.file)
-    limits = Limits(args.max_rows, args.time, dict(args.dim))
-    task = partial(describe, model) if args.no_run else partial(examine, model, runtime, limits)
+    limits = Limits(args.max_rows, settings.batching.max_rows, args.time, dict(args.dim))
+    task = partial(describe, model) if args.no_run else partial(examine, model, settings.runtime, limits)
     found = within(args.limit, task, args.file)
     print(json.dumps(as_json(found), indent=2) if args.json else as_text(found))
     return 1 if found.problem else 0

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from inferq_worker.runtime.settings import RuntimeSettings
 
 
+_TOO_NEW = "newer than what this ONNX Runtime loads; it will be refused"
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """What was found.
@@ -65,12 +68,14 @@ class Limits:
     """How far the trial goes.
 
     Attributes:
-        max_rows: the largest batch.
+        max_rows: the largest batch to time.
+        served_rows: the largest batch of a worker, where `model.toml` says nothing.
         timing_s: what measuring run times may take, in seconds.
         axes: sizes of dynamic inner axes, as for `sized`.
     """
 
     max_rows: int
+    served_rows: int
     timing_s: float
     axes: Mapping[str, int]
 
@@ -86,6 +91,7 @@ def describe(model: ModelFile) -> Inspection:
         newest = ort.newest_versions()
     except RuntimeUnavailable:
         newest = None
+    too_new = [_TOO_NEW] if _is_too_new(facts, newest) else []
     return Inspection(
         model=model,
         file_bytes=model.path.stat().st_size,
@@ -93,7 +99,7 @@ def describe(model: ModelFile) -> Inspection:
         facts=facts,
         newest=newest,
         problem=None,
-        cautions=tuple(advice.cautions(model.path, facts)),
+        cautions=(*too_new, *advice.cautions(model.path, facts)),
     )
 
 
@@ -112,7 +118,7 @@ def examine(model: ModelFile, runtime: RuntimeSettings, limits: Limits) -> Inspe
             onnxfile.refuse_compiled_nodes(model.path, found.facts)
         engine, placement = ort.open_engine(model.path, runtime)
     except ModelRefused as refused:
-        if _is_too_new(found):
+        if _is_too_new(found.facts, found.newest):
             raise
         return replace(found, problem=str(refused).removeprefix(f"{model.path}: ").removeprefix(f"{model.path.name}: "))
     misplaced = advice.misplaced_rows(found.facts.inputs)
@@ -125,8 +131,7 @@ def examine(model: ModelFile, runtime: RuntimeSettings, limits: Limits) -> Inspe
     return _timed(found, engine, limits)
 
 
-def _is_too_new(found: Inspection) -> bool:
-    newest, facts = found.newest, found.facts
+def _is_too_new(facts: GraphFacts, newest: NewestVersions | None) -> bool:
     return newest is not None and (
         facts.ir_version > newest.ir > 0 or facts.opsets.get("ai.onnx", 0) > newest.opset > 0
     )
@@ -142,15 +147,19 @@ def _timed(found: Inspection, engine: Engine, limits: Limits) -> Inspection:
     info = trial.info
     sizes = _sizes(info, limits.max_rows)
     timings: list[Timing] = []
-    note = ""
+    note, problem = "", found.problem
     try:
-        timings.extend(Bench(engine, info).time(trial.sample, sizes, limits.timing_s))
+        for timing in Bench(engine, info).time(trial.sample, sizes, limits.timing_s):
+            timings.append(timing)  # noqa: PERF402 - those before a failure count
     except RunFailed as error:
         note = f"{sizes[len(timings)]} rows do not run: {error}"
+        # A worker warms up every power of two up to its largest batch.
+        problem = problem or (note if sizes[len(timings)] <= (trial.model.max_rows or limits.served_rows) else "")
     if not note and len(timings) < len(sizes):
         note = f"the {limits.timing_s:g} s for run times are over (--time)"
     buckets = advice.buckets(timings) if info.batchable and len(sizes) > 1 else []
     settings = tuple(advice.settings(trial.model, buckets[-1] if buckets else None))
+    found = replace(found, problem=problem)
     return replace(found, timings=tuple(timings), timing_note=note, buckets=tuple(buckets), settings=settings)
 
 

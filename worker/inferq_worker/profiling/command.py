@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferq.commands import CommandError, add_command
-from inferq_worker.inspection.arguments import add_common_arguments, count, model_at, runtime_of, within
+from inferq_worker.inspection.arguments import add_common_arguments, count, model_at, trial_settings, within
 from inferq_worker.profiling.measure import Measured, Wish, measure
 from inferq_worker.profiling.report import as_json, as_text
 from inferq_worker.profiling.trace import NotAProfile
@@ -53,7 +53,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Profile one file and print where its time went."""
-    runtime = runtime_of(args)
+    runtime = trial_settings(args).runtime
     path = model_at(args.file).path
     wish = Wish(args.rows, args.runs, dict(args.dim))
     measured = within(args.limit, partial(_measure, path, runtime, wish, args.out), args.file)

@@ -181,7 +181,7 @@ class _Walker:
                     domain, version = self._opset(found)
                     opsets[domain] = version
                 case 25:
-                    functions.append(self._operator(found, name=1, domain=10))
+                    functions.append(self._operator(self._first(found, 1), self._first(found, 10)))
         self._walk("Model", whole, 0)
         if graph is None:
             raise NotProtobuf
@@ -201,26 +201,28 @@ class _Walker:
     def _walk(self, message: str, place: Field, depth: int, *, in_function: bool = False) -> None:
         if depth > _MAX_DEPTH:
             raise NotProtobuf
-        if message == "Node":
-            self._count(place, in_function=in_function)
         nested = _NESTED[message]
+        named: dict[int, Field] = {}
         for found in self._fields(place):
             child = nested.get(found.number)
             if child == "Entry":
                 self._entry(found)
             elif child is not None:
                 self._walk(child, found, depth + 1, in_function=in_function or child == "Function")
+            else:
+                named[found.number] = found
+        if message == "Node":
+            self._count(self._operator(named.get(4), named.get(7)), in_function=in_function)
 
-    def _count(self, node: Field, *, in_function: bool) -> None:
-        name = self._operator(node, name=4, domain=7)
-        self._compiled_nodes += name.rpartition(":")[2] == "EPContext"
+    def _count(self, operator: str, *, in_function: bool) -> None:
+        self._compiled_nodes += operator.rpartition(":")[2] == "EPContext"
         if not in_function:
-            self._operators[name] += 1
+            self._operators[operator] += 1
 
-    def _operator(self, place: Field, *, name: int, domain: int) -> str:
-        texts = {found.number: self._text(found) for found in self._fields(place) if found.number in (name, domain)}
-        prefix = texts.get(domain, "")
-        return texts.get(name, "") if prefix in ("", _STANDARD_DOMAIN) else f"{prefix}:{texts.get(name, '')}"
+    def _operator(self, name: Field | None, domain: Field | None) -> str:
+        prefix = self._text(domain) if domain else ""
+        text = self._text(name) if name else ""
+        return text if prefix in ("", _STANDARD_DOMAIN) else f"{prefix}:{text}"
 
     def _entry(self, place: Field) -> None:
         texts = {found.number: self._data[found.start : found.end] for found in self._fields(place)}

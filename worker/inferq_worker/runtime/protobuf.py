@@ -5,7 +5,7 @@ Nothing is copied: a field of a gigabyte is a pair of offsets until somebody ask
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIGN_BIT, _TWO_COMPLEMENT = 1 << 63, 1 << 64
@@ -15,9 +15,8 @@ class NotProtobuf(Exception):  # noqa: N818 - says what was found; stays inside 
     """These bytes are no protobuf message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a message.
+class Field(NamedTuple):
+    """One field of a message. A tuple, because a large graph has millions.
 
     Attributes:
         number: as in the .proto file.
