@@ -181,6 +181,13 @@ def test_answers_that_are_all_the_same_are_said_to_prove_little(tmp_path: Path, 
     assert any("the same for all made-up rows" in warning for warning in found["warnings"])
 
 
+def test_a_name_that_is_damaged_is_a_reason_to_refuse(tmp_path: Path, capsys: Capture) -> None:
+    path = models.scale(tmp_path, features="features")
+    path.write_bytes(path.read_bytes().replace(b"features", b"\x9deatures"))
+    found = report(capsys, path, status=1)
+    assert found["problem"].startswith("the name of an input, an output or an axis is not UTF-8")
+
+
 def four_rows_at_most(folder: Path) -> Path:
     """y = x + k, where k is an entry of a table with four entries for each row."""
     return models.write(
@@ -242,6 +249,7 @@ def test_native_code_is_never_loaded(
     assert inspect(path, *words) == (0 if words else 1)
     text = capsys.readouterr().out
     assert "1 EPContext node(s)" in text
+    assert text.count(str(path)) == 1
     assert "x     float32  [n, 3]" in text
 
 

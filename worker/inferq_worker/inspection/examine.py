@@ -13,6 +13,7 @@ from inferq_worker.runtime.interface import ModelRefused, RunFailed, RuntimeUnav
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from inferq_worker.inspection.trial import Timing, Trial
     from inferq_worker.models.repository import ModelFile
@@ -120,7 +121,7 @@ def examine(model: ModelFile, runtime: RuntimeSettings, limits: Limits) -> Inspe
     except ModelRefused as refused:
         if _is_too_new(found.facts, found.newest):
             raise
-        return replace(found, problem=str(refused).removeprefix(f"{model.path}: ").removeprefix(f"{model.path.name}: "))
+        return replace(found, problem=_without_path(str(refused), model.path))
     misplaced = advice.misplaced_rows(found.facts.inputs)
     inputs = sized(engine.inputs, found.facts.inputs, limits.axes)
     trials = tuple(attempts(engine, model, limits.max_rows, inputs=inputs, alone=not misplaced))
@@ -129,6 +130,15 @@ def examine(model: ModelFile, runtime: RuntimeSettings, limits: Limits) -> Inspe
     cautions = (*warning, *found.cautions, *trials[-1].oddities)
     found = replace(found, problem=problem, placement=placement, trials=trials, cautions=cautions)
     return _timed(found, engine, limits)
+
+
+def _without_path(message: str, path: Path) -> str:
+    """The report names the file once; messages of the loader begin with it, in full or not."""
+    for start in (f"{path}: ", f"{path.name}: ", f"{path} "):
+        if message.startswith(start):
+            rest = message.removeprefix(start)
+            return rest if start.endswith(": ") else f"it {rest}"
+    return message
 
 
 def _is_too_new(facts: GraphFacts, newest: NewestVersions | None) -> bool:

@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -218,8 +219,8 @@ class OrtEngine:
     def __init__(self, ort: ModuleType, session: Any, model: str) -> None:
         self._ort = ort
         self._session = session
-        self._inputs = tuple(_spec(node, model) for node in session.get_inputs())
-        self._outputs = tuple(_spec(node, model) for node in session.get_outputs())
+        self._inputs = _specs(session.get_inputs(), model)
+        self._outputs = _specs(session.get_outputs(), model)
         self._output_names = [spec.name for spec in self._outputs]
         self._has_bfloat16 = any(spec.dtype == "bfloat16" for spec in self._inputs + self._outputs)
 
@@ -309,6 +310,15 @@ def _copy_bfloat16(value: Any) -> Array:
         return np.empty(shape, np.uint16)
     memory = (ctypes.c_uint16 * count).from_address(value.data_ptr())
     return np.ctypeslib.as_array(memory).reshape(shape).copy()
+
+
+def _specs(nodes: Iterable[Any], model: str) -> tuple[TensorSpec, ...]:
+    try:
+        return tuple(_spec(node, model) for node in nodes)
+    except UnicodeDecodeError as error:
+        raise ModelRefused(
+            f"{model}: the name of an input, an output or an axis is not UTF-8; the file is damaged: fetch it again"
+        ) from error
 
 
 def _spec(node: Any, model: str) -> TensorSpec:
