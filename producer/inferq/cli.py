@@ -27,6 +27,8 @@ OWN_COMMANDS: Mapping[str, str] = {
     "result": "inferq.commands.result:register",
     "topology": "inferq.commands.topology:register",
     "whatif": "inferq_worker.whatif.command:register",
+    "model": "inferq_worker.inspection.command:register",
+    "profile": "inferq_worker.profiling.command:register",
 }
 """The entry points of this distribution, for a checkout that nobody installed; a test holds them to pyproject.toml."""
 _SUMMARIES: Mapping[str, str] = {
@@ -34,6 +36,8 @@ _SUMMARIES: Mapping[str, str] = {
     "submit": "send jobs and wait for their answers",
     "result": "fetch the answer to a job that was sent before",
     "topology": "create, check, export and change the queues on the broker",
+    "model": "look at .onnx files before they are served",
+    "profile": "find out where the time of a model's runs goes",
     "whatif": "simulate the scheduler: what a configuration would do under a load",
 }
 """One line for each of our commands: listing them must not import them."""
@@ -57,6 +61,7 @@ configuration, the weakest first:
   files in INFERQ_SECRETS_DIR (inferq_broker__url); --set on the command line
 
 examples:
+  inferq model inspect resnet50.onnx
   inferq topology apply --model resnet50
   inferq worker --model resnet50=resnet50.onnx
   inferq --set broker.url=amqp://user:password@broker.example/ topology check

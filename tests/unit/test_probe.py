@@ -145,6 +145,33 @@ def test_one_row_at_a_time_needs_no_proof() -> None:
     prove(probe(lambda x: x - x.mean(axis=0)), rows=1)
 
 
+def test_the_evidence_says_what_was_compared_with_which_tolerance() -> None:
+    subject = probe(lambda x: x * (1 + 1e-5 * len(x)))
+    found = list(subject.compare(subject.find_sample(4)))
+    assert all(one.agrees and one.output == "y" for one in found)
+    assert {one.what: one.tolerance for one in found} == {
+        "the same batch again": 2e-3,
+        "the batch in reverse order": 2e-3,
+        "each row among copies of itself": 2e-3,
+        "each row alone": 0.05,
+    }
+    alone = [one.difference for one in found if one.what == "each row alone"]
+    assert len(alone) == 4
+    assert max(alone) == pytest.approx(3e-5, rel=0.1)
+
+
+def test_the_evidence_goes_on_after_the_first_difference() -> None:
+    subject = probe(lambda x: x - x.mean(axis=0))
+    found = list(subject.compare(subject.find_sample(4)))
+    assert {one.what for one in found if not one.agrees} == {"each row among copies of itself", "each row alone"}
+
+
+def test_first_axes_of_fixed_size_are_kept_on_demand() -> None:
+    state = TensorSpec("state", "float32", (2, 5))
+    subject = Probe(lambda feeds: {"y": feeds["x"]}, (X, state), (Y,), keep_first_axes=True)
+    assert {name: array.shape for name, array in subject.find_sample(4).items()} == {"x": (4, 3), "state": (2, 5)}
+
+
 def failing(culprits: set[int], calls: list[int]) -> Callable[[Sequence[int]], list[int]]:
     def run(items: Sequence[int]) -> list[int]:
         calls.append(len(items))

@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -29,7 +30,7 @@ from inferq_worker.runtime.interface import (
     TensorSpec,
 )
 from inferq_worker.runtime.settings import ProviderName, RuntimeSettings
-from inferq_worker.runtime.translate import load_refusal, run_failure
+from inferq_worker.runtime.translate import load_refusal, newest_in, run_failure
 
 PROVIDER_NAMES: dict[ProviderName, str] = {
     "cuda": "CUDAExecutionProvider",
@@ -110,12 +111,14 @@ class Placement:
     warning: str
 
 
-def open_engine(path: Path, settings: RuntimeSettings) -> tuple["OrtEngine", Placement]:
+def open_engine(path: Path, settings: RuntimeSettings, *, profile: Path | None = None) -> tuple["OrtEngine", Placement]:
     """Load the graph at `path`; blocks for as long as that takes, so call it from a thread.
 
     Args:
         path: an .onnx file; external data is read from its folder.
         settings: provider, policy, threads.
+        profile: where to write a profile of all runs until `OrtEngine.end_profile`: the start of a path, which ONNX
+            Runtime completes with the time and `.json`. It grows with every run.
 
     Raises:
         ModelRefused: the file is not a model that this ONNX Runtime can run.
@@ -123,7 +126,7 @@ def open_engine(path: Path, settings: RuntimeSettings) -> tuple["OrtEngine", Pla
     """
     ort = onnxruntime()
     requested = PROVIDER_NAMES[settings.provider]
-    session, reason = _create(ort, path, settings)
+    session, reason = _create(ort, path, settings, profile)
     provider = session.get_providers()[0]
     warning = ""
     if provider != requested:
@@ -136,9 +139,12 @@ def open_engine(path: Path, settings: RuntimeSettings) -> tuple["OrtEngine", Pla
     return OrtEngine(ort, session, path.name), Placement(provider, requested, dict(nodes), warning)
 
 
-def _create(ort: ModuleType, path: Path, settings: RuntimeSettings) -> tuple[Any, str]:
+def _create(ort: ModuleType, path: Path, settings: RuntimeSettings, profile: Path | None) -> tuple[Any, str]:
     """Create the session on the best provider that lets itself be created, and say why it is not the requested one."""
     options = _session_options(ort, settings)
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
     wishes, reason = _wishes(ort, settings)
     while True:
         try:
@@ -213,8 +219,8 @@ class OrtEngine:
     def __init__(self, ort: ModuleType, session: Any, model: str) -> None:
         self._ort = ort
         self._session = session
-        self._inputs = tuple(_spec(node, model) for node in session.get_inputs())
-        self._outputs = tuple(_spec(node, model) for node in session.get_outputs())
+        self._inputs = _specs(session.get_inputs(), model)
+        self._outputs = _specs(session.get_outputs(), model)
         self._output_names = [spec.name for spec in self._outputs]
         self._has_bfloat16 = any(spec.dtype == "bfloat16" for spec in self._inputs + self._outputs)
 
@@ -238,6 +244,10 @@ class OrtEngine:
             return self._run_values(feeds, options)
         arrays = self._session.run(self._output_names, dict(feeds), options)
         return dict(zip(self._output_names, arrays, strict=True))
+
+    def end_profile(self) -> Path:
+        """Write the profile that `open_engine` was asked for, and return where it is. Once."""
+        return Path(self._session.end_profiling())
 
     def run_options(self) -> Any:
         """Options of one run: its own, so that stopping it stops no other."""
@@ -302,6 +312,15 @@ def _copy_bfloat16(value: Any) -> Array:
     return np.ctypeslib.as_array(memory).reshape(shape).copy()
 
 
+def _specs(nodes: Iterable[Any], model: str) -> tuple[TensorSpec, ...]:
+    try:
+        return tuple(_spec(node, model) for node in nodes)
+    except UnicodeDecodeError as error:
+        raise ModelRefused(
+            f"{model}: the name of an input, an output or an axis is not UTF-8; the file is damaged: fetch it again"
+        ) from error
+
+
 def _spec(node: Any, model: str) -> TensorSpec:
     dtype = _DTYPES.get(node.type)
     if dtype is None:
@@ -310,3 +329,39 @@ def _spec(node: Any, model: str) -> TensorSpec:
             "export the model with plain tensors in and out (scikit-learn: options={'zipmap': False})"
         )
     return TensorSpec(node.name, dtype, tuple(size if isinstance(size, int) else None for size in node.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class NewestVersions:
+    """The newest files that the installed ONNX Runtime loads, and its own version."""
+
+    onnxruntime: str
+    ir: int
+    opset: int
+
+
+@cache
+def newest_versions() -> NewestVersions:
+    """Ask the library by having it refuse files from the far future: no call says it, only that message does.
+
+    Raises:
+        RuntimeUnavailable: ONNX Runtime is not installed, or installed twice.
+    """
+    ort = onnxruntime()
+    return NewestVersions(str(ort.__version__), _newest(ort, ir_version=_FAR_FUTURE), _newest(ort, opset=_FAR_FUTURE))
+
+
+_FAR_FUTURE = b"\xff\x7f"  # 16383, as a protobuf varint
+
+
+def _newest(ort: ModuleType, *, ir_version: bytes = b"\x08", opset: bytes = b"\x0d") -> int:
+    # ModelProto: 1 = ir_version, 7 = a graph with nothing but a name, 8 = opset_import {2 = version}.
+    size = bytes([1 + len(opset)])
+    model = b"\x08" + ir_version + b"\x3a\x03\x12\x01g" + b"\x42" + size + b"\x10" + opset
+    options = ort.SessionOptions()
+    options.log_severity_level = _SEVERITY_FATAL
+    try:
+        ort.InferenceSession(model, options, providers=[_CPU])
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base
+        return newest_in(error)
+    return 0

@@ -35,6 +35,45 @@ class Unprobeable(Exception):  # noqa: N818 - says what happened
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """One output of one row or batch, run in two ways.
+
+    Attributes:
+        what: how the rows were run the second time.
+        output: name of the output.
+        difference: largest, relative to the largest expected value; infinite if shape, NaN or infinity differ.
+        tolerance: the largest difference that counts as agreement.
+        meaning: what a difference says of the model.
+    """
+
+    what: str
+    output: str
+    difference: float
+    tolerance: float
+    meaning: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the answers are the same within tolerance."""
+        return self.difference <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How rows are run the second time; `slack` is a factor of the tolerance."""
+
+    what: str
+    meaning: str
+    slack: int = 1
+
+
+_AGAIN = _Way("the same batch again", "the same rows give other answers when run again")
+_REVERSED = _Way("the batch in reverse order", "the answers depend on the order of the rows")
+_AMONG_COPIES = _Way("each row among copies of itself", "a row's answer depends on the other rows of its batch")
+_ALONE = _Way("each row alone", "a row's answer depends on how many rows its batch has", slack=_OTHER_SIZE_SLACK)
+
+
+@dataclass(frozen=True, slots=True)
 class _Fill:
     """How to make values up: integers in `low..high` inclusive (embeddings take small ones), floats around `centre`."""
 
@@ -54,11 +93,13 @@ class Probe:
         run: the model.
         inputs: what to make up; a shape of () is a shared scalar.
         outputs: whose dtypes choose the tolerance.
+        keep_first_axes: make an axis 0 that has a size of that size, not as long as there are rows.
     """
 
     run: Run
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
+    keep_first_axes: bool = False
 
     def find_sample(self, rows: int) -> Feeds:
         """Find made-up feeds of `rows` rows that the model accepts.
@@ -90,24 +131,35 @@ class Probe:
             RowsMixed: an answer depends on the other rows, on their order, or on chance.
             Unprobeable: all rows of the sample are the same, which would prove nothing.
         """
+        for found in self.compare(sample):
+            if not found.agrees:
+                raise RowsMixed(
+                    f"{found.meaning} (output {found.output!r} differs by {found.difference:.2g} of its largest value)"
+                )
+
+    def compare(self, sample: Feeds) -> Iterator[Comparison]:
+        """What `prove` judges by, one comparison after the other; none for a single row, which has no company.
+
+        Raises:
+            RunFailed: the model refuses rows alone or in another order that it takes together.
+            Unprobeable: as for `prove`.
+        """
         rows = row_count(sample, self.inputs)
         if rows == 1:
             return
         if not _tells_rows_apart(sample, self.inputs):
             raise Unprobeable("only rows that are all the same suit it, which prove nothing")
         together = self.run(sample)
-        self._compare(together, self.run(sample), "the same rows give other answers when run again")
+        yield from self._compare(together, self.run(sample), _AGAIN)
         order = list(range(rows))[::-1]
         turned = {name: array[order] for name, array in together.items()}
-        self._compare(turned, self.run(take(sample, order, self.inputs)), "the answers depend on the order of the rows")
+        yield from self._compare(turned, self.run(take(sample, order, self.inputs)), _REVERSED)
         for row in order:
             part = {name: array[row : row + 1] for name, array in together.items()}
             if row < PROBE_ROWS:
                 copies = self.run(take(sample, [row] * rows, self.inputs))
-                first = {name: array[:1] for name, array in copies.items()}
-                self._compare(part, first, "a row's answer depends on the other rows of its batch")
-            alone = self.run(take(sample, [row], self.inputs))
-            self._compare(part, alone, "a row's answer depends on how many rows its batch has", slack=_OTHER_SIZE_SLACK)
+                yield from self._compare(part, {name: array[:1] for name, array in copies.items()}, _AMONG_COPIES)
+            yield from self._compare(part, self.run(take(sample, [row], self.inputs)), _ALONE)
 
     def _accepts(self, feeds: Feeds) -> bool:
         try:
@@ -120,14 +172,18 @@ class Probe:
         has_dynamic = any(None in spec.shape[1:] for spec in self.inputs)
         for size, fill in product(_SIZES if has_dynamic else (1,), _FILLS):
             rng = np.random.default_rng(0)
-            yield {spec.name: _make_up(spec, rows, size, fill, rng) for spec in self.inputs}
+            yield {spec.name: _make_up(spec, self._length(spec, rows), size, fill, rng) for spec in self.inputs}
 
-    def _compare(self, expected: Feeds, actual: Feeds, reason: str, *, slack: int = 1) -> None:
+    def _length(self, spec: TensorSpec, rows: int) -> int:
+        fixed = spec.shape[0] if spec.shape and self.keep_first_axes else None
+        return rows if fixed is None else fixed
+
+    def _compare(self, expected: Feeds, actual: Feeds, way: _Way) -> Iterator[Comparison]:
         for spec in self.outputs:
             difference = _difference(expected[spec.name], actual[spec.name], spec.dtype)
             tolerance = _TOLERANCE.get(spec.dtype, 0.0)
-            if difference > max(tolerance, min(slack * tolerance, _OTHER_SIZE_MOST)):
-                raise RowsMixed(f"{reason} (output {spec.name!r} differs by {difference:.2g} of its largest value)")
+            most = max(tolerance, min(way.slack * tolerance, _OTHER_SIZE_MOST))
+            yield Comparison(way.what, spec.name, difference, most, way.meaning)
 
 
 def row_count(feeds: Feeds, inputs: Sequence[TensorSpec]) -> int:

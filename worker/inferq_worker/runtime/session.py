@@ -77,11 +77,8 @@ async def open_session(
 
 def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns | None) -> "OrtSession":
     facts = onnxfile.read_facts(model.path)
-    if facts.compiled_nodes and not config.trust_models:
-        raise ModelRefused(
-            f"{model.name}: {model.path} holds {facts.compiled_nodes} EPContext node(s), native code that nobody can "
-            "inspect; use the original model, or set trust_models = true if you compiled it yourself"
-        )
+    if not config.trust_models:
+        onnxfile.refuse_compiled_nodes(model.path, facts)
     engine, placement = ort.open_engine(model.path, config)
     fixed = signature.fixed_rows(model, engine.inputs, engine.outputs)
     info = SessionInfo(

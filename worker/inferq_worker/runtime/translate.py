@@ -110,3 +110,12 @@ def load_refusal(path: Path, error: Exception) -> ModelRefused:
         if found := re.search(pattern, text, re.DOTALL):
             return ModelRefused(f"{path}: {mend.format(**found.groupdict())}")
     return ModelRefused(f"{path} does not load: {tidy(error)}; check it with onnx.checker.check_model")
+
+
+def newest_in(error: Exception) -> int:
+    """The newest version named by a refusal of a file that is too new; 0 if it names none."""
+    for pattern, _ in _LOAD_MENDS:
+        found = re.search(pattern, str(error), re.DOTALL)
+        if found and (most := found.groupdict().get("most")):
+            return int(most)
+    return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from inferq_worker.columns import aligned
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -98,7 +100,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         columns[3:3] = ["urgent", "bulk"]
         for line, one in zip(lines, outcomes, strict=True):
             line |= {"urgent": _percent(one.urgent_goodput), "bulk": _percent(one.bulk_goodput)}
-    return _aligned(columns, lines)
+    return aligned(columns, lines, left=_LEFT)
 
 
 def histogram(outcomes: Sequence[Outcome]) -> str:
@@ -111,7 +113,7 @@ def histogram(outcomes: Sequence[Outcome]) -> str:
         }
         for one in outcomes
     ]
-    return _aligned(["jobs/s", "case", "batches by rows"], lines)
+    return aligned(["jobs/s", "case", "batches by rows"], lines, left=_LEFT)
 
 
 def _by_doubling(share: Mapping[int, float]) -> dict[str, float]:
@@ -130,11 +132,3 @@ def _percent(share: float | None) -> str:
 
 def _shares(shares: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {share:.1%}" for name, share in shares.items()) or "-"
-
-
-def _aligned(columns: Sequence[str], lines: Sequence[Mapping[str, str]]) -> str:
-    widths = {column: max(len(column), *(len(line[column]) for line in lines)) for column in columns}
-    rows = [{column: column for column in columns}, *lines]
-    return "\n".join(
-        "  ".join(f"{row[one]:{'<' if one in _LEFT else '>'}{widths[one]}}" for one in columns).rstrip() for row in rows
-    )
