@@ -196,11 +196,24 @@ class Tensor(BaseModel):
         array = np.asarray(array)
         name = _contract_name(array, dtype)
         storage = DTYPES[name].storage
+        if storage is not None and array.ndim <= DEFAULT_LIMITS.rank:
+            return cls._built(name, array.shape, _little_endian_bytes(array, storage))
         data = _texts(array) if storage is None else _little_endian_bytes(array, storage)
         try:
             return cls(dtype=name, shape=array.shape, data=data)
         except ValidationError as error:
             raise as_contract_error(error) from None
+
+    @classmethod
+    def _built(cls, dtype: DTypeName, shape: tuple[int, ...], data: bytes) -> Self:
+        """A tensor that is right by construction: what `model_construct` makes, at a third of its price."""
+        made = cls.__new__(cls)
+        set_attribute = object.__setattr__
+        set_attribute(made, "__dict__", {"dtype": dtype, "shape": shape, "data": data, "ref": None})
+        set_attribute(made, "__pydantic_fields_set__", {"dtype", "shape", "data"})
+        set_attribute(made, "__pydantic_extra__", None)
+        set_attribute(made, "__pydantic_private__", None)
+        return made
 
 
 def _check_data(dtype: DTypeName, shape: tuple[int, ...], data: bytes | tuple[str, ...]) -> None:

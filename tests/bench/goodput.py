@@ -58,7 +58,7 @@ class Load:
     codes: dict[str, int]
 
 
-def write_model(folder: Path, steps: int, fixed_steps: int) -> Path:
+def write_model(folder: Path, steps: int, fixed_steps: int, *, width: int = WIDTH) -> Path:
     """Tanh chains: `steps` over every row, `fixed_steps` over one row whatever the batch, which adds exactly zero.
 
     A row is small on the wire and made wide inside, so that what is measured is not the transport of its bytes.
@@ -71,7 +71,7 @@ def write_model(folder: Path, steps: int, fixed_steps: int) -> Path:
     nodes.append(helper.make_node("Add", [f"r{steps}", "f"], ["sum"]))
     nodes.append(helper.make_node("ReduceMean", ["sum", "axes"], ["y"], keepdims=1))
     weights: dict[str, np.ndarray] = {
-        "wide": np.array([1, WIDTH // FEATURES], np.int64),
+        "wide": np.array([1, width // FEATURES], np.int64),
         "zero": np.zeros(1, np.int64),
         "one": np.ones(1, np.int64),
         "axes": np.ones(1, np.int64),

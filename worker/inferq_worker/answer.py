@@ -105,9 +105,9 @@ def _timing(item: WorkItem, times: RunTimes, now_ms: float) -> Timing:
     broker_ms = 0.0 if sent_ms is None else max(0.0, delivery.received_unix_ms - sent_ms)
     inside_ms = (times.ended_s - item.arrived_s) * 1000
     return Timing(
-        broker=round(broker_ms, 3),
-        queue=round((times.closed_s - item.arrived_s) * 1000, 3),
-        batch=round(max(0.0, (times.ended_s - times.closed_s - item.run_s) * 1000), 3),
-        run=round(item.run_s * 1000, 3),
-        total=round(inside_ms if sent_ms is None else max(inside_ms, now_ms - sent_ms), 3),
+        broker=broker_ms,
+        queue=(times.closed_s - item.arrived_s) * 1000,
+        batch=max(0.0, (times.ended_s - times.closed_s - item.run_s) * 1000),
+        run=item.run_s * 1000,
+        total=inside_ms if sent_ms is None else max(inside_ms, now_ms - sent_ms),
     )

@@ -1,0 +1,235 @@
+"""CPU that the worker adds to a run, between the scheduler and the results, as a share of the run itself.
+
+A command, not a test: `make bench-overhead`. Admitted single-row jobs go through the real scheduler, device, session
+and answer building; store and broker are left out, and so is packing. Beside it stands a bare loop of `session.run`
+over the same batches, packed beforehand. Rounds are interleaved and medians compared. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import onnxruntime
+import structlog
+from prometheus_client import CollectorRegistry
+from tests.bench.goodput import FEATURES, write_model
+from tests.fakes import FakeChannel, delivery_of, settler_of
+
+from inferq_schemas import Job, Tensor
+from inferq_worker.admit import admit
+from inferq_worker.answer import Answerer
+from inferq_worker.device import Device
+from inferq_worker.hand import Hand
+from inferq_worker.models.repository import ModelFile
+from inferq_worker.observe.metrics import Metrics
+from inferq_worker.pipeline import Pipeline
+from inferq_worker.poison import RunRecord
+from inferq_worker.runtime import RuntimeSettings, open_session
+from inferq_worker.scheduling import Batcher, EarliestDeadline, LatencyTable, RunningP95
+from inferq_worker.scheduling.clock import LoopClock
+from inferq_worker.served import ServedModel
+from inferq_worker.tasks import Tasks
+from inferq_worker.windows import Window
+from inferq_worker.work import Request, WorkItem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inferq.outcome import Outcome
+    from inferq_worker.runtime import Session
+    from inferq_worker.work import Answer
+
+BATCH_ROWS = 32
+RUN_S = 0.005
+AHEAD_BATCHES = 3
+"""Batches' worth of jobs that wait at a time, as a window would hold them."""
+
+
+class NoStore:
+    """Knows no outcome, keeps no record; costs what a call costs."""
+
+    def record(self, ids: Sequence[str]) -> RunRecord:
+        """A record of these jobs."""
+        return RunRecord("bench/1", "bench", frozenset(ids), 0)
+
+    async def claim(self, _record: RunRecord, ids: Sequence[str], *, forget: Sequence[str]) -> list[Outcome | None]:  # noqa: ARG002 - the interface
+        """Nothing is known of any."""
+        return [None] * len(ids)
+
+
+class Sink:
+    """Takes answers instead of packing and sending them, and lets the next jobs in."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.came = asyncio.Event()
+
+    async def finish(self, answers: Sequence[Answer], _record: RunRecord | None) -> None:
+        """Count them."""
+        assert all(answer.result.status == "ok" for answer in answers)
+        self.answers += len(answers)
+        self.came.set()
+
+
+class Bench:
+    """The worker's middle, around one session."""
+
+    def __init__(self, session: Session, group: asyncio.TaskGroup, latency: LatencyTable) -> None:
+        clock = LoopClock(asyncio.get_running_loop(), time.monotonic)
+        metrics = Metrics(CollectorRegistry(), role="gpu")
+        model = ServedModel(
+            ModelFile("calibrated", "1", Path("calibrated.onnx")),
+            session,
+            latency,
+            Window(max_rows=BATCH_ROWS, first_rows=256),
+        )
+        models = {"calibrated": model}
+        self.session = session
+        self.sink = Sink()
+        triage: Any = None
+        outbox: Any = None
+        policy: EarliestDeadline[WorkItem] = EarliestDeadline(
+            max_rows=BATCH_ROWS,
+            max_bytes=2**30,
+            max_wait_s=0.005,
+            predict_s=lambda bucket, rows: latency.predict(rows, bucket),
+        )
+        self.hand = Hand(models=models, outbox=outbox, triage=triage, metrics=metrics)
+        self.batcher = Batcher(policy, clock, self.hand.expired, self.hand.given_up)
+        self.pipeline = Pipeline(
+            models=models,
+            batcher=self.batcher,
+            hand=self.hand,
+            clock=clock,
+            device=Device(1, clock),
+            triage=cast("Any", _NoCpu()),
+            outbox=outbox,
+            answerer=Answerer(worker="bench", role="gpu"),
+            finisher=cast("Any", self.sink),
+            store=cast("Any", NoStore()),
+            after=RunningP95(0.003),
+            batches_in_flight=8,
+            metrics=metrics,
+            tasks=Tasks(group),
+        )
+
+    def items(self, rows: np.ndarray) -> list[WorkItem]:
+        """One admitted job for each row."""
+        settler, now_s, deadline_ms = settler_of(FakeChannel()), time.monotonic(), time.time_ns() // 10**6 + 600_000
+        items = []
+        for number, row in enumerate(rows):
+            tensor = Tensor.from_numpy(row[None])
+            job = Job(id=f"job-{number}", model="calibrated", inputs={"x": tensor}, deadline_unix_ms=deadline_ms)
+            request = Request(delivery_of(b"", settler=settler, tag=number), "interactive")
+            items.append(
+                admit(
+                    job, request, job.inputs, self.session.info,
+                    max_rows=4096, deadline_s=now_s + 600, lane_rank=0,
+                )
+            )  # fmt: skip
+        return items
+
+    async def answer(self, items: Sequence[WorkItem]) -> float:
+        """CPU seconds, of all threads, from the scheduler to the results."""
+        self.sink.answers, waiting = 0, iter(items)
+        started_s = time.process_time()
+        sent = 0
+        while self.sink.answers < len(items):
+            self.sink.came.clear()
+            while sent < len(items) and sent - self.sink.answers < AHEAD_BATCHES * BATCH_ROWS:
+                item = next(waiting)
+                item.arrived_s = time.monotonic()
+                self.batcher.add(item)
+                self.hand.take(item)
+                sent += 1
+            await self.sink.came.wait()
+        return time.process_time() - started_s
+
+
+class _NoCpu:
+    def last_chance_s(self, _item: WorkItem) -> None:
+        """Nobody to hand over to."""
+
+
+def bare(session: onnxruntime.InferenceSession, batches: Sequence[np.ndarray]) -> float:
+    """CPU seconds of the runs alone."""
+    started_s = time.process_time()
+    for batch in batches:
+        session.run(None, {"x": batch})
+    return time.process_time() - started_s
+
+
+def raw_session(path: Path) -> onnxruntime.InferenceSession:
+    """As the worker opens it."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.enable_mem_pattern = False
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def calibrated(folder: Path) -> Path:
+    """A model whose run of a full batch takes about `RUN_S` on this machine."""
+    x = np.zeros((BATCH_ROWS, FEATURES), np.float32)
+    session = raw_session(write_model(folder, 4, 0, width=1024))
+    runs = []
+    for _ in range(30):
+        started_s = time.process_time()
+        session.run(None, {"x": x})
+        runs.append((time.process_time() - started_s) / 4)
+    return write_model(folder, max(1, round(RUN_S / statistics.median(runs))), 0, width=1024)
+
+
+async def measure(path: Path, rounds: int, batches: int) -> dict[str, Any]:
+    """Medians over interleaved rounds; milliseconds of CPU for a batch."""
+    rows = np.random.default_rng(0).random((batches * BATCH_ROWS, FEATURES), np.float32)
+    packed = list(rows.reshape(batches, BATCH_ROWS, FEATURES))
+    raw = raw_session(path)
+    session = await open_session(ModelFile("calibrated", "1", path), RuntimeSettings(provider="cpu"))
+    latency = LatencyTable(await session.warm_up([1, 2, 4, 8, 16, 32]))
+    figures: dict[str, list[float]] = {"bare": [], "worker": []}
+    async with asyncio.TaskGroup() as group:
+        bench = Bench(session, group, latency)
+        serving = group.create_task(bench.pipeline.serve())
+        for number in range(rounds + 1):
+            items = bench.items(rows)
+            spent = {"worker": await bench.answer(items), "bare": bare(raw, packed)}
+            if number:  # the first warms up
+                for kind, cpu_s in spent.items():
+                    figures[kind].append(cpu_s / batches * 1000)
+        bench.batcher.close()
+        serving.cancel()
+    await session.close()
+    ratios = [worker / run - 1 for worker, run in zip(figures["worker"], figures["bare"], strict=True)]
+    medians = {f"{kind}_ms_per_batch": round(statistics.median(values), 4) for kind, values in figures.items()}
+    return {**medians, "overhead_ratio": round(statistics.median(ratios), 4)}
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=200, help="batches of 32 jobs in a round (default 200)")
+    arguments = parser.parse_args()
+    # As in production, where a line is written for each batch; to nowhere, so that a terminal's speed does not count.
+    logging.disable(logging.INFO)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    with tempfile.TemporaryDirectory() as folder:
+        result = asyncio.run(measure(calibrated(Path(folder)), arguments.rounds, arguments.batches))
+    print(f"  session.run alone {result['bare_ms_per_batch']:.2f} ms of CPU a batch of {BATCH_ROWS} single-row jobs")
+    print(f"  with the worker   {result['worker_ms_per_batch']:.2f} ms: {result['overhead_ratio']:.1%} on top")
+    print(json.dumps({"bench": "overhead", **result}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
