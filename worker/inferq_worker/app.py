@@ -167,15 +167,15 @@ class Worker:
     async def _open_sessions(self) -> list[_Opened]:
         runtime = self._settings.runtime
         if self._settings.role == "cpu":
-            runtime = runtime.model_copy(
-                update={"provider": "cpu", "provider_options": {}, "gpu_memory_limit_bytes": None}
-            )
+            runtime = runtime.on_cpu()
         opened: list[_Opened] = []
         for file in self._files:
             session = await open_session(file, runtime, max_rows=self._settings.batching.max_rows, turns=self._turns)
             info = session.info
             if info.warning:
                 _log.warning("model.degraded", model=file.name, requested=info.requested_provider, reason=info.warning)
+            for note in info.notes:
+                _log.warning("model.cache", model=file.name, reason=note)
             started_s = time.monotonic()
             seconds = await session.warm_up(_warm_up_rows(info))
             self._warm_up_s[file.name] = time.monotonic() - started_s
@@ -184,6 +184,9 @@ class Worker:
                 model=file.name,
                 version=file.version,
                 provider=info.provider,
+                nodes=dict(info.nodes_by_provider),
+                cache=info.cache,
+                load_s=round(info.load_s, 3),
                 inputs=[_spec(spec) for spec in info.inputs],
                 outputs=[_spec(spec) for spec in info.outputs],
                 sha256=info.sha256,
@@ -353,6 +356,11 @@ class Worker:
                 name: {
                     "version": model.file.version,
                     "provider": model.session.info.provider,
+                    "requested_provider": model.session.info.requested_provider,
+                    "nodes_by_provider": dict(model.session.info.nodes_by_provider),
+                    "warning": model.session.info.warning,
+                    "cache": model.session.info.cache,
+                    "load_s": model.session.info.load_s,
                     "inputs": [_spec(spec) for spec in model.session.info.inputs],
                     "outputs": [_spec(spec) for spec in model.session.info.outputs],
                     "max_rows": model.session.info.max_rows,

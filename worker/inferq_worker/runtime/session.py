@@ -79,7 +79,8 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns
     facts = onnxfile.read_facts(model.path)
     if not config.trust_models:
         onnxfile.refuse_compiled_nodes(model.path, facts)
-    engine, placement = ort.open_engine(model.path, config)
+    identity = onnxfile.identify(model.path, facts)
+    engine, placement = ort.open_engine(model.path, config, identity, model.max_rows or max_rows)
     fixed = signature.fixed_rows(model, engine.inputs, engine.outputs)
     info = SessionInfo(
         inputs=engine.inputs,
@@ -89,10 +90,13 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns
         provider=placement.provider,
         requested_provider=placement.requested_provider,
         nodes_by_provider=placement.nodes_by_provider,
-        sha256=onnxfile.fingerprint(model.path, facts),
+        sha256=identity.sha256,
         max_rows=fixed or model.max_rows or max_rows,
         batchable=model.batch != "single",
         warning=placement.warning,
+        cache=placement.cache,
+        load_s=placement.load_s,
+        notes=placement.notes,
     )
     turns = turns or Turns(config.slots if placement.provider == ort.PROVIDER_NAMES["cpu"] else 1)
     return OrtSession(model, engine, info, turns=turns, limit_s=config.run_limit_s, grace_s=config.stop_grace_s)
