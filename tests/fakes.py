@@ -169,6 +169,23 @@ class FakeChannel:
             self._journal.append(f"{fate} {one}")
 
 
+class FakeLanes:
+    """The lanes of all models.
+
+    Attributes:
+        answers: while it is cleared, the broker does not confirm that a lane is paused or resumed.
+    """
+
+    def __init__(self, journal: list[str]) -> None:
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._journal = journal
+
+    async def pause(self, model: str, paused: bool) -> None:
+        await self.answers.wait()
+        self._journal.append(f"{'paused' if paused else 'resumed'} {model}")
+
+
 class FakeStore:
     """Redis for one worker, with the methods of `store.Store`.
 

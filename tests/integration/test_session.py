@@ -82,6 +82,26 @@ async def test_a_matmul_agrees_with_numpy(open_model: Open, tmp_path: Path) -> N
         np.testing.assert_allclose(answer(report, number), item["x"] @ weights, rtol=1e-5)
 
 
+async def test_a_probe_runs_the_made_up_items_of_the_warm_up_in_the_largest_batch(
+    open_model: Open, tmp_path: Path
+) -> None:
+    opened = await open_model(models.scale(tmp_path), max_rows=8)
+    assert (await opened.probe()).answers == (), "nothing is known before the warm-up"
+    await opened.warm_up([1, 8])
+    report = await opened.probe()
+    assert report.rows == 8
+    assert [one for one in report.answers if isinstance(one, RowError)] == []
+    assert report.run_s > 0
+
+
+async def test_a_model_that_nobody_can_make_inputs_up_for_is_probed_by_nothing(
+    open_model: Open, tmp_path: Path
+) -> None:
+    opened = await open_model(models.gather(tmp_path, entries=0), batch="trust")
+    assert await opened.warm_up([1]) == {}
+    assert await opened.probe() == RunReport((), 0.0, 0, 0)
+
+
 async def test_several_inputs_and_outputs_stay_together(open_model: Open, tmp_path: Path) -> None:
     opened = await open_model(models.two_inputs_two_outputs(tmp_path))
     await opened.warm_up([1, 4])

@@ -54,7 +54,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 def serves_fallback(broker: Broker) -> bool:
     (fallback,) = [one for one in broker.consumers if one.lane.name == "fallback"]
-    return not fallback._paused
+    return not fallback.pauses
 
 
 async def test_cpu_workers_are_known_at_once_and_their_queue_is_left_to_them(
@@ -88,6 +88,23 @@ async def test_while_the_store_is_away_the_last_picture_stands(broker: Broker) -
     registry.away = True
     await looks(20)
     assert (pool.lanes, serves_fallback(broker)) == (2, False)
+    watch.cancel()
+
+
+async def test_a_lane_that_pauses_for_its_model_is_not_resumed_for_other_reasons(broker: Broker) -> None:
+    pool, registry = CpuPool(), Registry()
+    registry.cpus = {}
+    await broker.pause_model("m", True)
+    watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", registry), {"m": pool}))
+    await looks(20)
+    broker.pause_bulk(False)
+    await looks(20)
+    lanes = {one.lane.name: one.pauses for one in broker.consumers}
+    assert lanes == {"interactive": ("breaker",), "bulk": ("breaker",), "fallback": ("breaker",), "dead": ()}
+    assert [lane["paused"] for lane in broker.status()] == [["breaker"]] * 3 + [[]]
+
+    await broker.pause_model("m", False)
+    assert [one.pauses for one in broker.consumers] == [()] * 4, "no CPU worker lives: its lane is served too"
     watch.cancel()
 
 

@@ -306,10 +306,15 @@ class Worker:
             await asyncio.sleep(HEARTBEAT_EVERY_S if was_up else 0.5)
 
     def _cpu_entries(self, beat: int) -> dict[str, CpuWorker]:
-        """What this worker can do for diverted jobs, by model."""
-        held = len(self._steps.hand) if self._steps else 0
-        lanes = self._settings.runtime.slots
-        return {name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat) for name, model in self._models.items()}
+        """What this worker can do for diverted jobs, by model; nothing for one that it must not run."""
+        if self._steps is None:
+            return {}
+        held, lanes = len(self._steps.hand), self._settings.runtime.slots
+        return {
+            name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat)
+            for name, model in self._models.items()
+            if self._steps.breakers.allows(name)
+        }
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -335,10 +340,12 @@ class Worker:
 
     def _ready(self) -> Mapping[str, Check]:
         problems = [*self._gate.problems(), *self._broker.problems()]
+        broken = self._steps is not None and self._steps.breakers.all_open
         return {
             "models": Check(self._steps is not None, "loaded" if self._steps else "loading and warming up"),
             "broker": Check(not problems, "; ".join(problems) or "consuming"),
             "redis": Check(self._store.up, "answers" if self._store.up else self._store.last_error),
+            "breakers": Check(not broken, "open for every model: none can be run" if broken else "runs are allowed"),
             "draining": Check(not self._stop.is_set(), "draining" if self._stop.is_set() else "no"),
         }
 
@@ -365,6 +372,7 @@ class Worker:
                     "outputs": [_spec(spec) for spec in model.session.info.outputs],
                     "max_rows": model.session.info.max_rows,
                     "run_ms_by_rows": {rows: run_s * 1000 for rows, run_s in model.latency.snapshot().items()},
+                    "breaker": self._steps.breakers.status(name) if self._steps else None,
                 }
                 for name, model in self._models.items()
             },

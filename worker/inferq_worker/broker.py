@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aiormq.channel import Channel
 
     from inferq.settings import BrokerSettings
+    from inferq_worker.consume import Pause
     from inferq_worker.cpu import CpuPool
     from inferq_worker.models import ModelFile
     from inferq_worker.observe.metrics import Metrics
@@ -81,12 +82,12 @@ class Broker:
         """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. `run` starts them."""
         for lane in lanes:
             adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
-            self._add(lane, jobs, optional=adopted, paused=adopted)
+            self._add(lane, jobs, optional=adopted, paused="cpu worker" if adopted else None)
         window = self._lanes.dead_window
         self._add(Lane("", "dead", 0, DEAD_QUEUE, window, window_rows=window), dead)
         self._set_up.set()
 
-    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused: bool = False) -> None:
+    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused: Pause | None = None) -> None:
         consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused=paused)
         self.consumers.append(consumer)
 
@@ -112,7 +113,7 @@ class Broker:
                     continue
                 depth = await self._depth(consumer.lane.queue) if workers else None
                 pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=time.monotonic())
-                await consumer.switch(paused=pool.lanes > 0)
+                await consumer.switch("cpu worker", paused=pool.lanes > 0)
             await asyncio.sleep(_FALLBACK_EVERY_S)
 
     async def _depth(self, queue: str) -> int | None:
@@ -130,7 +131,12 @@ class Broker:
         _log.warning("message bytes in hand are %s the limit", "above" if pressed else "below half of")
         for consumer in self.consumers:
             if consumer.lane.rank > 0 and not consumer.optional:
-                consumer.switch_soon(paused=pressed)
+                consumer.switch_soon("bytes", paused=pressed)
+
+    async def pause_model(self, model: str, paused: bool) -> None:  # noqa: FBT001 - a callback with one meaning
+        """Pause or resume all lanes of a model, because it fails; when paused, the broker sends no more of its jobs."""
+        lanes = [one for one in self.consumers if one.lane.model == model]
+        await asyncio.gather(*(one.switch("breaker", paused=paused) for one in lanes))
 
     async def stop(self) -> None:
         """Take no more deliveries. Channels stay open for settling."""
@@ -154,6 +160,7 @@ class Broker:
             {
                 "queue": one.lane.queue,
                 "consuming": one.consuming,
+                "paused": sorted(one.pauses),
                 "window": one.window,
                 "in_hand": one.open_deliveries,
                 "problem": one.problem,

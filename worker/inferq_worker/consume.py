@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
 WINDOW_MIN, WINDOW_MAX = 4, 2000
+Pause: TypeAlias = Literal["cpu worker", "bytes", "breaker", "stop"]
+"""Why a lane is not consumed: others serve it, too much is in hand, its model fails, the worker ends."""
 
 
 class LaneConsumer:
@@ -40,7 +42,7 @@ class LaneConsumer:
         link: the consuming connection.
         sink: called with each delivery, in order, from the event loop; must not block or raise. Returns its rows.
         optional: the queue need not exist (a model without fallback); then nothing is consumed, and that is fine.
-        paused: start without consuming, until `switch`.
+        paused: start without consuming for this reason, until `switch`.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class LaneConsumer:
         metrics: Metrics,
         *,
         optional: bool = False,
-        paused: bool = False,
+        paused: Pause | None = None,
     ) -> None:
         self.lane = lane
         self.optional = optional
@@ -66,7 +68,7 @@ class LaneConsumer:
         self._tag: str | None = None
         self._left: set[Settler] = set()
         self._lost = asyncio.Event()
-        self._paused = paused
+        self._pauses: set[Pause] = set() if paused is None else {paused}
         self._stopped = False
         self._switch = asyncio.Lock()
         self._rows_per_message = 1.0
@@ -96,23 +98,33 @@ class LaneConsumer:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
 
-    async def switch(self, *, paused: bool) -> None:
-        """Take no more deliveries, or take them again; those in hand stay valid. Doing it twice does nothing."""
-        async with self._switch:
-            self._paused = paused
-            if paused:
-                await self._cancel()
-            elif self._tag is None:
-                await self._consume_again()
+    @property
+    def pauses(self) -> tuple[Pause, ...]:
+        """Why it is not consumed; empty when it should be."""
+        return tuple(self._pauses)
 
-    def switch_soon(self, *, paused: bool) -> None:
+    async def switch(self, why: Pause, *, paused: bool) -> None:
+        """Take no more deliveries, or take them again once no other reason against it is left.
+
+        Those in hand stay valid. When it returns from pausing, the broker sends no more. Doing it twice does nothing.
+        """
+        async with self._switch:
+            if paused:
+                self._pauses.add(why)
+                await self._cancel()
+            else:
+                self._pauses.discard(why)
+                if self._tag is None and not self._pauses:
+                    await self._consume_again()
+
+    def switch_soon(self, why: Pause, *, paused: bool) -> None:
         """`switch`, from where nothing can be awaited."""
-        self._spawn(self.switch(paused=paused))
+        self._spawn(self.switch(why, paused=paused))
 
     async def stop(self) -> None:
         """Take no more deliveries for good; the channel stays open for settling."""
         self._stopped = True
-        await self.switch(paused=True)
+        await self.switch("stop", paused=True)
         self._lost.set()
 
     async def verify(self) -> None:
@@ -197,7 +209,7 @@ class LaneConsumer:
             if self._channel is not None and self._settler is not None:
                 self._spawn(self._leave(self._channel, self._settler))
             self._channel, self._settler = channel, Settler(channel, self._metrics)
-            if not self._paused:
+            if not self._pauses:
                 await self._consume(channel, self._settler)
         self.problem = None
         _log.info("consuming %s with a window of %d messages", self.lane.queue, self._window)

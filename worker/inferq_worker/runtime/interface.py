@@ -184,6 +184,17 @@ class Session(Protocol):
         """
         ...
 
+    async def probe(self, watcher: RunWatcher | None = None) -> RunReport:
+        """Run the made-up items of the warm-up once more, in one batch of the largest size, as `run` does.
+
+        Returns:
+            What came of them; no answers if no made-up input suits the model, which then proves nothing.
+
+        Raises:
+            DeviceLost, SessionBroken: as `run`.
+        """
+        ...
+
     async def close(self) -> None:
         """Refuse new runs, wait for those in flight, then free the model."""
         ...

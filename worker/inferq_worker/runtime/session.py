@@ -136,6 +136,7 @@ class OrtSession:
         slots = self._turns.count + 1
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix=f"infer-{model.name}")
         self._in_flight: set[asyncio.Future[Any]] = set()
+        self._sample: Feeds | None = None
         # As many collators as threads, so taking one never waits.
         self._collators: queue.SimpleQueue[Collator] = queue.SimpleQueue()
         for _ in range(slots):
@@ -148,7 +149,16 @@ class OrtSession:
 
     async def warm_up(self, rows: Sequence[int]) -> Mapping[int, float]:
         """See `Session.warm_up`."""
-        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, tuple(rows))))
+        self._sample = sample = await asyncio.shield(self._in_thread(partial(_prove, self._model)))
+        if sample is None:
+            return {}
+        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, sample, tuple(rows))))
+
+    async def probe(self, watcher: RunWatcher | None = None) -> RunReport:
+        """See `Session.probe`."""
+        if self._sample is None:
+            return RunReport((), 0.0, 0, 0)
+        return await self.run(_items(self._sample, self._info.max_rows, self._info), watcher)
 
     async def run(self, feeds: Sequence[Feeds], watcher: RunWatcher | None = None) -> RunReport:
         """See `Session.run`."""
@@ -295,10 +305,7 @@ def _whole(parts: Sequence[Feeds | RowError]) -> Feeds | RowError:
     return join(answers)
 
 
-def _warm_up(model: ModelFile, sizes: Sequence[int], work: _Work) -> dict[int, float]:
-    sample = _prove(model, work)
-    if sample is None:
-        return {}
+def _warm_up(model: ModelFile, sample: Feeds, sizes: Sequence[int], work: _Work) -> dict[int, float]:
     steady: dict[int, float] = {}
     for size in sorted(set(sizes), reverse=True):
         elapsed_s = work.steady_run_s(_items(sample, size, work.info))

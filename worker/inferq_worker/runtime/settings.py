@@ -157,3 +157,46 @@ class RuntimeSettings(Section):
                 'set execution_mode = "sequential" or memory_pattern = false'
             )
         return self
+
+
+class BreakerSettings(Section):
+    """When a model is taken out of service because its runs fail, and when it is tried again."""
+
+    failures_in_row: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description="Failed runs in a row that open it. A run fails when none of its jobs is answered.",
+    )
+    error_ratio: float = Field(
+        0.03, gt=0, le=1, description="Share of failed runs in the window above which it opens; 1 = never."
+    )
+    run_p95_s: float = Field(
+        0.8, gt=0, le=3600, description="p95 of the run time in the window above which it opens, seconds."
+    )
+    slow_factor: float = Field(
+        3.0,
+        ge=1,
+        le=1000,
+        description="Models whose largest batch is slow by nature: run_p95_s is at least so many times its warm-up.",
+    )
+    timeouts: int = Field(2, ge=1, le=1000, description="Runs cut off at their time limit in the window that open it.")
+    window_s: float = Field(60.0, ge=1, le=3600, description="Seconds that runs count.")
+    min_runs: int = Field(
+        20, ge=1, le=100_000, description="Runs in the window before error_ratio and run_p95_s are judged."
+    )
+    half_open_after_s: float = Field(
+        5.0, gt=0, le=3600, description="Seconds until the model is probed, with made-up inputs, not with jobs."
+    )
+    half_open_max_s: float = Field(
+        60.0, gt=0, le=3600, description="Most seconds until the next probe; the wait doubles with each failure."
+    )
+
+    @model_validator(mode="after")
+    def _waits_grow(self) -> Self:
+        if self.half_open_max_s < self.half_open_after_s:
+            raise ValueError(
+                f"half_open_max_s ({self.half_open_max_s:g}) is below half_open_after_s ({self.half_open_after_s:g}); "
+                "raise it, or lower the other"
+            )
+        return self
