@@ -70,7 +70,8 @@ async def test_a_job_whose_sender_told_no_time_is_timed_from_its_receipt() -> No
 
 async def test_no_time_is_negative_whatever_the_senders_clock() -> None:
     (one,) = answered((item_of(job_of(sent_unix_ms=int((UNIX_S + 1_003) * 1000))), GOOD))
-    assert (times(one)["broker"], times(one)["total"]) == (0.0, pytest.approx(50.0))
+    assert times(one)["broker"] == 0.0
+    assert times(one)["total"] == pytest.approx(50.0)
 
 
 async def test_each_job_of_a_batch_gets_its_own_answer_in_order() -> None:
