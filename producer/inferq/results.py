@@ -50,7 +50,7 @@ class ResultStore:
 
     async def ping(self) -> None:
         """Raise `StoreUnavailable` unless Redis answers now; does not retry."""
-        with _translated("answer a ping"):
+        with self._translated("answer a ping", first=True):
             await self._once.ping()
 
     async def close(self) -> None:
@@ -68,12 +68,27 @@ class ResultStore:
         """First part of every key."""
         return self._prefix
 
+    def problem(self, error: BaseException) -> str:
+        """What went wrong with Redis, for people."""
+        return redis_problem(error, self._settings)
+
+    @contextlib.contextmanager
+    def _translated(self, purpose: str, *, first: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except REDIS_ERRORS as error:
+            problem = redis_problem(error, self._settings, first=first)
+            problem = redis_problem(error, self._settings, first=first)
+            raise StoreUnavailable(
+                f"Redis could not {purpose} ({problem}); check redis.url and that Redis runs"
+            ) from error
+
     async def read(self, job_ids: Sequence[str]) -> tuple[Result, ...]:
         """The outcomes that are there, of those asked for; an unreadable one counts as absent and is logged."""
         found = []
         for start in range(0, len(job_ids), _READ_IDS):
             ids = job_ids[start : start + _READ_IDS]
-            with _translated("read outcomes"):
+            with self._translated("read outcomes"):
                 values = await self._redis.mget([result_key(self._prefix, job_id) for job_id in ids])
             pairs = zip(ids, cast("list[bytes | None]", values), strict=True)
             found += [_result(job_id, raw) for job_id, raw in pairs if raw is not None]
@@ -89,7 +104,7 @@ class ResultStore:
             StoreUnavailable: Redis did not answer; whether the job is cancelled is not known.
         """
         record = Outcome.cancelled(job_id).encode()
-        with _translated(f"cancel job {job_id}"):
+        with self._translated(f"cancel job {job_id}"):
             stored = await self._once.set(
                 result_key(self._prefix, job_id), record, nx=True, get=True, ex=self._settings.result_ttl_s
             )
@@ -112,7 +127,7 @@ class ResultStore:
             return job
         ttl_s = _claim_ttl_s(job, now_ms)
         refs = dict(job.inputs)
-        with _translated("keep large inputs"):
+        with self._translated("keep large inputs"):
             for name, tensor in large.items():
                 key = input_key(self._prefix, job.id, name)
                 await self._redis.set(key, cast("bytes", tensor.data), ex=ttl_s)
@@ -136,7 +151,7 @@ class ResultStore:
         key = output_key(self._prefix, job_id, name)
         if tensor.ref != key:
             raise AnswerLost(f"output {name!r} of job {job_id} refers to {tensor.ref!r}, not to its own {key!r}")
-        with _translated(f"fetch output {name!r} of job {job_id}"):
+        with self._translated(f"fetch output {name!r} of job {job_id}"):
             data = await self._redis.get(key)
         if data is None:
             raise AnswerLost(f"output {name!r} of job {job_id} was kept in Redis and has expired; run the job again")
@@ -158,13 +173,3 @@ def _result(job_id: str, raw: bytes) -> Result | None:
     except ContractError as error:
         _log.warning("the stored outcome of job %s cannot be read: %s", job_id, error.message)
         return None
-
-
-@contextlib.contextmanager
-def _translated(purpose: str) -> Iterator[None]:
-    try:
-        yield
-    except REDIS_ERRORS as error:
-        raise StoreUnavailable(
-            f"Redis could not {purpose} ({redis_problem(error)}); check redis.url and that Redis runs",
-        ) from error

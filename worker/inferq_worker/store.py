@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from inferq.keys import done_channel, input_key, output_key, result_key
 from inferq.outcome import Outcome, decode_outcome
+from inferq.redis_pools import redis_problem
 from inferq_schemas import ContractError
 from inferq_worker.cpu import CpuWorker
 from inferq_worker.errors import StoreUnavailable
@@ -44,12 +45,14 @@ class Store:
     def __init__(self, redis: Redis, settings: RedisSettings, worker: str, metrics: Metrics) -> None:
         self._redis = redis
         self._metrics = metrics
+        self._settings = settings
         self._prefix = settings.prefix
         self._ttl_s = settings.result_ttl_s
         self._replied_ttl_s = settings.replied_ttl_s
         self._worker = worker
         self._runs = 0
         self._up = asyncio.Event()
+        self._answered = False
         self.last_error = "not asked yet"
 
     @property
@@ -252,11 +255,12 @@ class Store:
         try:
             answer = await command
         except (RedisError, OSError, TimeoutError) as error:
-            self.last_error = f"{type(error).__name__}: {error}"[:300]
+            self.last_error = redis_problem(error, self._settings, first=not self._answered)
             self._up.clear()
             self._metrics.store_error(operation)
             raise StoreUnavailable(f"redis: {self.last_error}") from error
         self._up.set()
+        self._answered = True
         return answer
 
 
