@@ -292,8 +292,8 @@ class FakeStore:
         await self._reach("cpu_workers", [model])
         return {}, 0
 
-    async def retire(self, models: Sequence[str]) -> None:
-        await self._reach("retire", models)
+    async def retire(self, *, cpu_models: Sequence[str] = (), gpu_models: Sequence[str] = ()) -> None:
+        await self._reach("retire", [*cpu_models, *gpu_models])
 
     async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
         await self._reach("payloads", [job_id])

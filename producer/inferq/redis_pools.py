@@ -58,6 +58,8 @@ def open_redis(
         "socket_timeout": settings.socket_timeout_s,
         "socket_connect_timeout": settings.connect_timeout_s,
         "health_check_interval": _HEALTH_CHECK_S,
+        # Else every connection asks for CLIENT SETINFO, which a hardened Redis refuses and records.
+        "driver_info": None,
         "retry": Retry(ExponentialWithJitterBackoff(base=_BACKOFF_BASE_S, cap=_BACKOFF_CAP_S), retries),
     }
     return Redis.from_pool(BlockingConnectionPool(**options))

@@ -6,7 +6,7 @@ A settings object is frozen and does no I/O; `load_settings` reads the sources a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -191,6 +191,12 @@ class BrokerSettings(ServerSection):
         default=None,
         description="Management API, for `inferq topology` and exact checks at start. Without it the commands ask the "
         "host of `url` on port 15672 with the same user.",
+    )
+    reply_exchange: Literal["", "inferq.replies"] = Field(
+        default="",
+        description="How answers travel to reply queues: empty = through the default exchange, which any AMQP client's "
+        "request-reply works with; inferq.replies = hardened: clients bind their reply queues there, and workers need "
+        "no right to write to every queue. The same for clients and workers.",
     )
     heartbeat_s: int = Field(
         default=20, ge=1, le=600, description="Seconds between heartbeats; two missed ones end it."

@@ -277,7 +277,8 @@ class Worker:
                 await tasks.idle()
                 await self._broker.flush()
                 with contextlib.suppress(StoreUnavailable):
-                    await self._store.retire(list(self._models))
+                    served, gpu = list(self._models), self._settings.role == "gpu"
+                    await self._store.retire(cpu_models=() if gpu else served, gpu_models=served if gpu else ())
         except TimeoutError:
             _log.error("worker.drain_timed_out", limit_s=self._settings.drain.limit_s)
             tasks.cancel()

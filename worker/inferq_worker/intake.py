@@ -115,8 +115,7 @@ class Intake:
         if reply_to is None or self._allow.allows(reply_to):
             return None
         delivery.reply_to = None
-        message = f"reply_to {reply_to[:100]!r} is not on the allow-list; name the reply queue reply.<something>"
-        return WorkError("invalid_input", message)
+        return WorkError("invalid_input", self._allow.refusal(reply_to))
 
     def _take_job_safely(self, job: Job | RejectedJob, request: Request, misaddressed: WorkError | None) -> int:
         try:

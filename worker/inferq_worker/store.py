@@ -194,12 +194,13 @@ class Store:
         entries, gpu_workers = await self._execute(pipe, "running")
         return {key.decode(): CpuWorker.decode(raw) for key, raw in entries.items()}, int(gpu_workers)
 
-    async def retire(self, models: Sequence[str]) -> None:
-        """A clean end: the heartbeat goes at once, and nobody counts on this worker any more."""
+    async def retire(self, *, cpu_models: Sequence[str] = (), gpu_models: Sequence[str] = ()) -> None:
+        """A clean end: the heartbeat goes at once, and nobody counts on this worker any more. Models as in `beat`."""
         pipe = self._pipeline()
         pipe.delete(self._beat_key(self._worker))
-        for model in models:
+        for model in cpu_models:
             pipe.hdel(self._cpu_key(model), self._worker)
+        for model in gpu_models:
             pipe.zrem(self._gpu_key(model), self._worker)
         await self._execute(pipe, "running")
 

@@ -71,11 +71,12 @@ def wire(  # noqa: PLR0913 - what the program hands in
 ) -> Steps:
     """Build the steps of a worker around its models, connections and store; the device takes `turns` runs at a time."""
     limits = Limits(body_bytes=settings.limits.body_bytes, bundle_jobs=settings.limits.bundle_jobs)
-    allow = ReplyAllowList(settings.replies.allow)
+    exchange = settings.broker.reply_exchange
+    allow = ReplyAllowList(settings.replies.allow, exchange=exchange)
     held = Held(settings.lanes.max_held_bytes, broker.pause_bulk)
     finisher = Finisher(
         store=store,
-        replies=Replies(broker.replies, metrics),
+        replies=Replies(broker.replies, metrics, exchange=exchange),
         mover=Mover(broker.moves, metrics),
         metrics=metrics,
         tasks=tasks,
