@@ -47,6 +47,7 @@ bench-scheduler: venv ## CPU of a scheduler step against a heapq push and pop
 
 bench-model-cache: venv ## what runtime.cache_dir saves at the second start, on the CPU
 	@$(BIN)/python -m tests.bench.bench_model_cache
+
 MINUTES ?= 10
 fuzz: venv ## millions of strange bodies into the decoders (MINUTES=10)
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)

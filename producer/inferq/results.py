@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from typing import TYPE_CHECKING, Final, cast
 
 from pydantic import ValidationError
 
-from inferq.errors import AnswerLost, StoreUnavailable
+from inferq.errors import AnswerLost, InvalidJob, StoreUnavailable
 from inferq.keys import input_key, output_key, result_key
 from inferq.outcome import Outcome, decode_outcome
 from inferq.redis_pools import REDIS_ERRORS, open_redis, redis_problem
-from inferq_schemas import DEFAULT_LIMITS, ContractError, Tensor
+from inferq_schemas import DEFAULT_LIMITS, ID_PATTERN, ContractError, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from inferq.settings import RedisSettings
     from inferq_schemas import Job, Result
 
-__all__ = ["ResultStore"]
+__all__ = ["ResultStore", "check_id"]
 
 _log = logging.getLogger(__name__)
+_ID: Final = re.compile(ID_PATTERN)
 _READ_RETRIES: Final = 3
 _READ_IDS: Final = 64
 """Outcomes a command: an outcome may be megabytes, and one command has one time-out."""
@@ -102,7 +104,9 @@ class ResultStore:
 
         Raises:
             StoreUnavailable: Redis did not answer; whether the job is cancelled is not known.
+            InvalidJob: that is no job id.
         """
+        check_id(job_id)
         record = Outcome.cancelled(job_id).encode()
         with self._translated(f"cancel job {job_id}"):
             stored = await self._once.set(
@@ -159,6 +163,12 @@ class ResultStore:
             return Tensor(dtype=tensor.dtype, shape=tensor.shape, data=cast("bytes", data))
         except ValidationError as error:
             raise AnswerLost(f"output {name!r} of job {job_id} is damaged: {error.errors()[0]['msg']}") from error
+
+
+def check_id(job_id: str) -> None:
+    """Raise `InvalidJob` unless it is a job id: keys are made of it, and another text could name another's key."""
+    if not _ID.fullmatch(job_id):
+        raise InvalidJob(f"{job_id[:128]!r} is no job id: it must match {ID_PATTERN}")
 
 
 def _claim_ttl_s(job: Job, now_ms: int) -> int:

@@ -282,3 +282,13 @@ def test_no_telemetry_is_left_behind(tmp_path: Path) -> None:
     env = inherited | {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=50)
     assert list(home.rglob("*")) == []
+
+
+async def test_a_model_that_is_not_the_pinned_one_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    path = models.scale(tmp_path)
+    sha256 = (await load(path)).sha256
+    pinned = ModelFile("m", "1", path, sha256=sha256)
+    await (await open_session(pinned, CPU)).close()
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(ModelRefused, match=f"pins {sha256}: restore the file"):
+        await open_session(pinned, CPU)

@@ -80,6 +80,7 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns
     if not config.trust_models:
         onnxfile.refuse_compiled_nodes(model.path, facts)
     identity = onnxfile.identify(model.path, facts)
+    _check_pin(model, identity.sha256)
     engine, placement = ort.open_engine(model.path, config, identity, model.max_rows or max_rows)
     fixed = signature.fixed_rows(model, engine.inputs, engine.outputs)
     info = SessionInfo(
@@ -100,6 +101,14 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns
     )
     turns = turns or Turns(config.slots if placement.provider == ort.PROVIDER_NAMES["cpu"] else 1)
     return OrtSession(model, engine, info, turns=turns, limit_s=config.run_limit_s, grace_s=config.stop_grace_s)
+
+
+def _check_pin(model: ModelFile, sha256: str) -> None:
+    if model.sha256 not in (None, sha256):
+        raise ModelRefused(
+            f"{model.name}: {model.path} (with its external data) has SHA-256 {sha256}, and {model.toml} pins "
+            f"{model.sha256}: restore the file, or pin the new one if the change was meant"
+        )
 
 
 class OrtSession:
