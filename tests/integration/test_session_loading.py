@@ -289,6 +289,7 @@ async def test_a_model_that_is_not_the_pinned_one_is_refused_before_it_is_loaded
     sha256 = (await load(path)).sha256
     pinned = ModelFile("m", "1", path, sha256=sha256)
     await (await open_session(pinned, CPU)).close()
-    path.write_bytes(path.read_bytes() + b"\0")
+    (tmp_path / "other").mkdir()
+    path.write_bytes(models.scale(tmp_path / "other", features=7).read_bytes())
     with pytest.raises(ModelRefused, match=f"pins {sha256}: restore the file"):
         await open_session(pinned, CPU)
