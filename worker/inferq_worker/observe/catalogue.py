@@ -98,7 +98,7 @@ class Catalogue:
         self.received = self._counter("jobs_received", "Jobs taken from the queues.", *at)
         self.answered = self._counter("jobs_answered", "Jobs answered, by code or ok.", *at, "role", "code")
         self.queue_time = self._histogram(
-            "job_queue_time_seconds", "From the sender's clock to the start of the run.", wait_bounds_s, *at
+            "job_queue_time_seconds", "From the receipt until the batch was closed.", wait_bounds_s, *at
         )
         self.total_time = self._histogram(
             "job_duration_seconds", "From the sender's clock to the answer.", wait_bounds_s, *at

@@ -92,9 +92,11 @@ class Metrics:
         """A job has its answer: `ok` or an error code of the contract."""
         self._all.answered(*self._at(model, lane), self._role, code if code in _CODES else "internal").inc()
 
-    def queue_time(self, model: str, lane: str, seconds: float) -> None:
-        """How long a job waited, from its sender's clock to the start of its run."""
-        self._all.queue_time(*self._at(model, lane)).observe(max(0.0, seconds))
+    def queue_times(self, model: str, lane: str, waits_s: Iterable[float]) -> None:
+        """How long each of some jobs waited, from its receipt until its batch was closed."""
+        observe = self._all.queue_time(*self._at(model, lane)).observe
+        for wait_s in waits_s:
+            observe(max(0.0, wait_s))
 
     def total_time(self, model: str, lane: str, seconds: float) -> None:
         """How long a job took, from its sender's clock to its answer."""
