@@ -11,6 +11,7 @@ from tests.fakes import metrics_of
 
 from inferq.settings import BrokerSettings
 from inferq_worker.broker import Broker, lanes_of
+from inferq_worker.budget import Windows
 from inferq_worker.cpu import CpuPool, CpuWorker
 from inferq_worker.errors import StoreUnavailable
 from inferq_worker.models import ModelFile
@@ -39,10 +40,10 @@ class Registry:
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
-    lanes = LanesSettings()
     url = SecretStr("amqp://guest:guest@127.0.0.1:1/")
-    broker = Broker(BrokerSettings(url=url), lanes, role="gpu", worker="w", metrics=metrics_of())
-    broker.consume(lanes_of(ModelFile("m", "1", tmp_path), "gpu", lanes, 32), lambda _: 0, lambda _: 0)
+    broker = Broker(BrokerSettings(url=url), role="gpu", worker="w", metrics=metrics_of())
+    lanes = lanes_of(ModelFile("m", "1", tmp_path), "gpu", Windows(LanesSettings()), 32)
+    broker.consume(lanes, lambda _: 0, lambda _: 0, dead_window=64)
 
     async def depth(queue: str) -> int | None:
         return 7 if queue == "inferq.m.fallback" else None
@@ -116,7 +117,7 @@ async def looks(turns: int) -> None:
 
 async def test_the_reason_of_a_broker_that_is_away_is_known_before_there_are_consumers() -> None:
     url = SecretStr("amqp://guest:guest@127.0.0.1:1/")
-    broker = Broker(BrokerSettings(url=url), LanesSettings(), role="gpu", worker="w", metrics=metrics_of())
+    broker = Broker(BrokerSettings(url=url), role="gpu", worker="w", metrics=metrics_of())
     broker.consuming.up.set()
     broker.publishing.up.set()
     assert broker.problems() == ["the queues are being checked"], "connected, but ready for nothing"

@@ -163,6 +163,8 @@ def test_every_event_moves_a_series(metrics: Metrics, registry: CollectorRegistr
         "blocked": True, "available": True, "draining": True, "requested": "cuda", "provider": "CPU",
         "nodes_by_provider": {"CPU": 1}, "version": "1", "sha256": "a", "worker": "w", "lanes": ("new",),
         "state": "open",
+        "limit_bytes": 2, "resident_bytes": 2, "anonymous_bytes": 2, "growth_bytes_per_thousand": 2.0, "device": "0",
+        "used_bytes": 2, "total_bytes": 2,
     }  # fmt: skip
     events = [name for name, _ in inspect.getmembers(Metrics, inspect.isfunction) if not name.startswith("_")]
     for name in events:
