@@ -27,9 +27,19 @@ if TYPE_CHECKING:
 CLIENT_SECTIONS = frozenset({"broker", "redis", "client", "topology"})
 WORKER_SECTIONS = frozenset(
     {
-        "role", "models", "batching", "lanes", "runtime", "breaker", "admin", "log", "drain", "limits", "replies",
+        "role",
+        "models",
+        "batching",
+        "lanes",
+        "runtime",
+        "breaker",
+        "admin",
+        "log",
+        "drain",
+        "limits",
+        "replies",
         "memory",
-    }  # fmt: skip
+    }
 )
 """One inferq.toml serves client and worker: each ignores what only the other reads."""
 

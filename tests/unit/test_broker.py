@@ -131,3 +131,43 @@ async def test_the_reason_of_a_broker_that_is_away_is_known_before_there_are_con
     assert broker.consumers == []
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_the_watch_ends_though_a_library_swallows_its_cancellation(broker: Broker) -> None:
+    asked = asyncio.Event()
+
+    class Swallowing(Registry):
+        async def cpu_workers(self, model: str) -> tuple[Mapping[str, CpuWorker], int]:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return await super().cpu_workers(model)
+            raise AssertionError
+
+    watch = asyncio.create_task(broker.watch_fallback(cast("Any", Swallowing()), {"m": CpuPool()}))
+    await asked.wait()
+    watch.cancel()
+    await asyncio.wait([watch], timeout=5)
+    assert watch.cancelled()
+
+
+async def test_a_lane_that_is_stopped_is_never_consumed_again(broker: Broker) -> None:
+    (fallback,) = [one for one in broker.consumers if one.lane.name == "fallback"]
+    await fallback.stop()
+
+    async def consume_again() -> None:
+        raise AssertionError
+
+    fallback._consume_again = consume_again  # type: ignore[method-assign]  # must not be reached
+    await fallback.switch("cpu worker", paused=False)
+
+
+@pytest.mark.parametrize("role", ["gpu", "cpu"])
+def test_no_window_exceeds_what_memory_allows(tmp_path: Path, role: str) -> None:
+    windows = Windows(LanesSettings(), most_urgent=40, most_patient=3)
+    lanes = lanes_of(ModelFile("m", "1", tmp_path), role, windows, 32)
+    for lane in lanes:
+        most = 3 if lane.rank else 40
+        assert (lane.window, lane.window_max) == (most, most)
+    assert len(lanes) == (3 if role == "gpu" else 1)
