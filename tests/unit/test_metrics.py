@@ -158,7 +158,8 @@ def test_the_provider_that_runs_stands_beside_the_one_asked_for(metrics: Metrics
 def test_every_event_moves_a_series(metrics: Metrics, registry: CollectorRegistry) -> None:
     samples = {
         "model": "m", "lane": "bulk", "code": "conflict", "jobs": 2, "rows": 2, "payload_bytes": 2, "padded_rows": 1,
-        "seconds": 2.0, "waits_s": (2.0,), "ratio": 0.5, "age_s": 2.0, "run_s": 2.0, "ahead_s": 2.0, "stage": "run", "reason": "deadline",
+        "waits_s": (2.0,), "seconds": 2.0,
+        "ratio": 0.5, "age_s": 2.0, "run_s": 2.0, "ahead_s": 2.0, "stage": "run", "reason": "deadline",
         "deliveries": 2, "fate": "returned", "operation": "store", "link": "publish", "connected": True,
         "blocked": True, "available": True, "draining": True, "requested": "cuda", "provider": "CPU",
         "nodes_by_provider": {"CPU": 1}, "version": "1", "sha256": "a", "worker": "w", "lanes": ("new",),
