@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.local.errors import StackError
@@ -26,6 +25,7 @@ from tests.stack import PROJECT_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tests.chaos.run import Outcome
 

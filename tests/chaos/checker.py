@@ -1,7 +1,7 @@
 """Judges a run from what was written down: the ledger, the outcomes left in Redis, and the messages left in queues.
 
-Pure: it is handed evidence and asks nobody. A job counts by what its sender may believe: once a publish was confirmed it
-must have at least one terminal answer; whatever answers there are must be right, and the same.
+Pure: it is handed evidence and asks nobody. A job counts by what its sender may believe: once a publish was confirmed
+it must have at least one terminal answer; whatever answers there are must be right, and the same.
 """
 
 from __future__ import annotations

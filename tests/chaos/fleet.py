@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 PROGRAM = (str(Path(poisoned_worker.__file__)),)
 UNSTORED = "answered without a stored outcome"
 _RESTART_S = 0.5
-_END_LIMIT_S = 70.0
 _LOOK_S = 0.1
 
 
@@ -51,16 +50,17 @@ class Member:
     to_redis: Proxy
     program: Sequence[str] = PROGRAM
     process: WorkerProcess | None = None
+    retired: bool = False
     signalled: set[int] = field(default_factory=set)
     ends: Counter[str] = field(default_factory=Counter)
     logs: list[Path] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Keep a worker running until cancelled, which kills it."""
+        """Keep a worker running until it is retired, or until cancelled, which kills it."""
         try:
-            while True:
+            while not self.retired:
                 worker = self._start()
-                while worker.returncode is None:  # noqa: ASYNC110 - another process
+                while worker.returncode is None:
                     await asyncio.sleep(_LOOK_S)
                 self.ends[_why(worker.returncode, self.signalled)] += 1
                 await asyncio.sleep(_RESTART_S)
@@ -90,14 +90,11 @@ class Member:
                 return await self.process.in_hand()
         return -1
 
-    async def drained(self) -> None:
-        """End the worker in peace; what does not end in time is killed."""
+    def retire(self) -> None:
+        """End the worker in peace, and start no other."""
+        self.retired = True
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
-        give_up_s = time.monotonic() + _END_LIMIT_S
-        process = self.process
-        while process is not None and process.returncode is None and time.monotonic() < give_up_s:
-            await asyncio.sleep(_LOOK_S)
 
     def _start(self) -> WorkerProcess:
         name = f"{self.name}.{len(self.logs) + 1}"

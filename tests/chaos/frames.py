@@ -27,7 +27,7 @@ _NEVER_DELIVERED: Final = 2**40
 
 
 def unknown_ack(channel: int) -> bytes:
-    """An acknowledgement of a delivery that never was: the broker closes the channel over it, 406 PRECONDITION_FAILED."""
+    """An acknowledgement of a delivery that never was: the broker closes the channel over it, 406."""
     payload = struct.pack(">HHQB", _BASIC, _ACK, _NEVER_DELIVERED, 0)
     return _HEADER.pack(_METHOD, channel, len(payload)) + payload + _END
 

@@ -1,8 +1,8 @@
 """What the driver itself knows of every job: an append-only file of JSON lines, written before anything is judged.
 
 Entries carry `t` (Unix seconds), `e` (what happened) and mostly `id`. Jobs: `sent`, then `confirmed`, `unknown` or
-`refused`; `reply` is one raw reply as it came off the wire, `answer` what the client library returned. `fault` marks the
-saboteur's deeds, `lost_data` moments at which Redis may have forgotten outcomes.
+`refused`; `reply` is one raw reply as it came off the wire, `answer` what the client library returned. `fault` marks
+the saboteur's deeds, `lost_data` moments at which Redis may have forgotten outcomes.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Ledger:
         """Nobody waits for this job any more, or it is in no queue."""
         self._open.pop(job_id, None)
 
-    def waiting(self, model: str) -> int:
-        """Jobs of a model that were sent and not answered to the driver yet."""
-        return sum(1 for one in self._open.values() if one == model)
+    def waiting(self, model: str | None = None) -> int:
+        """Jobs, of one model or of all, that were sent and not answered to the driver yet."""
+        return len(self._open) if model is None else sum(1 for one in self._open.values() if one == model)
 
 
 def likeness(result: Result) -> str:

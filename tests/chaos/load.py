@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _DEADLINES_S = (1.0, 5.0, 30.0, 60.0)
 _BULK_DEADLINES_S = (None, None, None, 60.0)
-_POLL_LIMIT_S = 90.0
+_POLL_LIMIT_S = 60.0
 _BEHIND_S = 0.5
 
 
@@ -42,12 +42,14 @@ class Mix:
         due: special kinds that the next jobs are to have; the saboteur puts them in.
         rate: 1.0 = about 150 jobs a second over all senders.
         models: name to gate; a sender asks its model's gate before each job.
+        crowded: whether so much is unanswered that callers hold back; a load that only grows would test nothing else.
     """
 
     run: str
     chance: random.Random
     rate: float
     models: Mapping[str, asyncio.Event]
+    crowded: Callable[[], bool] = lambda: False
     due: deque[Kind] = field(default_factory=deque)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +82,8 @@ class Mix:
                 async with asyncio.timeout_at(next_s):
                     await self.stopping.wait()
                     return
-            yield
+            if not self.crowded():
+                yield
 
     async def model(self) -> str:
         """A model to ask; one that is held back is not chosen."""

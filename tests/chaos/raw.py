@@ -1,8 +1,8 @@
 """A publisher by the contract alone, with a durable reply queue of its own: every reply is written down as it comes.
 
-No client library stands between the worker and the ledger, so nothing is deduplicated before it is counted. It sends what
-services in other languages send: singles and bundles, both lanes, with and without deadlines, some jobs twice, some with
-a clock that is wrong.
+No client library stands between the worker and the ledger, so nothing is deduplicated before it is counted. It sends
+what services in other languages send: singles and bundles, both lanes, with and without deadlines, some jobs twice,
+some with a clock that is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 Job: TypeAlias = "dict[str, Any]"
 _ERRORS = (AMQPError, ChannelInvalidStateError, OSError, RuntimeError, TimeoutError, asyncio.IncompleteReadError)
-_CONFIRM_LIMIT_S, _RETRY_S, _TRIES = 10.0, 1.0, 30
+_CONFIRM_LIMIT_S, _TRIES = 10.0, 12
+_RETRY_MIN_S, _RETRY_MAX_S = 0.5, 5.0
+_RECONNECT_S = 0.5
 _LOOK_S = 0.2
 _TWICE_SHARE, _SKEWED_SHARE = 0.05, 0.05
 _SKEWS_MS = (-30_000, -3_000, 3_000, 30_000)
@@ -66,7 +68,7 @@ class RawPublisher:
                 await self._live()
             if self._channel.done():
                 self._channel = asyncio.get_running_loop().create_future()
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_RECONNECT_S)
 
     async def _live(self) -> None:
         connection = await aio_pika.connect(self._url, timeout=5, heartbeat=5)
@@ -128,6 +130,7 @@ class RawPublisher:
         """Publish until it is confirmed, as a caller that must not lose a job does; the ids stay the same."""
         ids = [job["id"] for job in jobs]
         body = msgpack.packb(jobs[0] if len(jobs) == 1 else jobs)
+        delay_s = _RETRY_MIN_S
         for _ in range(_TRIES):
             try:
                 async with asyncio.timeout(_CONFIRM_LIMIT_S):
@@ -139,7 +142,8 @@ class RawPublisher:
             else:
                 self._note("confirmed", ids)
                 return
-            await asyncio.sleep(_RETRY_S * self._mix.chance.uniform(0.5, 2))
+            await asyncio.sleep(delay_s * self._mix.chance.uniform(0.5, 1.5))
+            delay_s = min(delay_s * 2, _RETRY_MAX_S)
         for job_id in ids:
             self._ledger.gave_up(job_id)
 

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 MODEL, SIDE_MODEL = "chaos", "side"
 _PREFIX = "chaos"
 _READY_LIMIT_S = 60.0
-_SENDERS_LIMIT_S = 150.0
-_REST_LIMIT_S = 90.0
+_SENDERS_LIMIT_S = 90.0
+_REST_LIMIT_S = 60.0
+_DRAIN_LIMIT_S = 40.0
+_MOST_WAITING = 1000
 _KNOBS = {
     # Shorter than the defaults, so that a run of minutes sees many rounds of loss and recovery.
     "BROKER__HEARTBEAT_S": "5",
@@ -115,13 +117,12 @@ class ChaosRun:
             arena = Arena(
                 self._broker, self._cache, self._workers, self._links, self._mix, ledger, side_model=SIDE_MODEL
             )
-            saboteur = Saboteur(arena)
-            load_s = await self._load(ledger, saboteur)
-            left = await evidence.come_to_rest(self._broker, list(self._workers.values()), _REST_LIMIT_S)
-            await asyncio.gather(*(member.drained() for member in self._workers.values()))
-            for task in keeping:
-                task.cancel()
-            await asyncio.gather(*keeping, return_exceptions=True)
+            self._mix.crowded = lambda: ledger.waiting() > _MOST_WAITING
+            saboteur = Saboteur(arena, self._mix.stopping)
+            load_s, left = await self._load(ledger, saboteur)
+            for member in self._workers.values():
+                member.retire()
+            await asyncio.wait(keeping, timeout=_DRAIN_LIMIT_S)
         verdict = check(History.read(ledger.path), await self._evidence(left))
         ends = sum((member.ends for member in self._workers.values()), start=Counter())
         return Outcome(verdict, dict(saboteur.injected), saboteur.failed, dict(ends), load_s)
@@ -159,8 +160,12 @@ class ChaosRun:
         if not all(ready):
             raise RuntimeError(f"the workers did not get ready; see their logs in {self._options.folder}")
 
-    async def _load(self, ledger: Ledger, saboteur: Saboteur) -> float:
-        """Send and sabotage for the time of the run; returns when senders have their answers or have waited enough."""
+    async def _load(self, ledger: Ledger, saboteur: Saboteur) -> tuple[float, dict[str, int]]:
+        """Send and sabotage for the time of the run, then wait until senders have their answers and all is at rest.
+
+        Returns:
+            Seconds of load, and what did not come to rest in time.
+        """
         senders = Senders(self._mix, ledger, self._client_settings())
         raw = RawPublisher(self._mix, ledger, self._url("raw.broker"), skewed="clock_skew" in self._options.kinds)
         planned = plan(
@@ -173,16 +178,19 @@ class ChaosRun:
         started_s = time.monotonic()
         async with _background([raw.listen(), senders.run(), raw.run()]) as tasks:
             _, *sending = tasks
-            await asyncio.gather(saboteur.run(planned), asyncio.sleep(self._options.seconds))
+            sabotage = asyncio.create_task(saboteur.run(planned))
+            tasks.append(sabotage)
+            await asyncio.sleep(self._options.seconds)
             self._mix.stopping.set()
             load_s = time.monotonic() - started_s
+            await sabotage
             await asyncio.wait(sending, timeout=_SENDERS_LIMIT_S)
             senders.give_up()
-            await evidence.come_to_rest(self._broker, list(self._workers.values()), _REST_LIMIT_S)
+            left = await evidence.come_to_rest(self._broker, list(self._workers.values()), _REST_LIMIT_S)
             for task in tasks:
                 if task.done() and not task.cancelled():
                     task.result()
-        return load_s
+        return load_s, left
 
     def _client_settings(self) -> ClientSettings:
         return ClientSettings(

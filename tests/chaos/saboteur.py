@@ -7,6 +7,7 @@ to wait for its part comes later than planned, and the ledger has the real times
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -89,10 +90,14 @@ class Saboteur:
     Attributes:
         injected: how many faults of each kind took hold.
         failed: what could not be done or undone, and why; a run with such entries proves nothing.
+
+    Args:
+        give_up: set when the load ends: what holds is undone, and what waits for its part is left out.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, give_up: asyncio.Event) -> None:
         self._arena = arena
+        self._give_up = give_up
         self._parts: Mapping[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.injected: Counter[str] = Counter()
         self.failed: list[str] = []
@@ -103,22 +108,29 @@ class Saboteur:
         started_s = loop.time()
         async with asyncio.TaskGroup() as group:
             for one in planned:
-                await asyncio.sleep(max(0.0, started_s + one.at_s - loop.time()))
+                await self._pause(max(0.0, started_s + one.at_s - loop.time()))
                 group.create_task(self._inject(one))
 
     async def _inject(self, one: Planned) -> None:
         fault = FAULTS[one.kind]
         chance = random.Random(one.seed)  # noqa: S311 - faults, not secrets
         async with self._parts[one.target or fault.on]:
+            if self._give_up.is_set():
+                return
             self._note(one, "begin")
             try:
                 async with fault.harm(self._arena, one.target, chance):
                     self.injected[one.kind] += 1
-                    await asyncio.sleep(one.hold_s)
+                    await self._pause(one.hold_s)
             except (StackError, OSError) as error:
                 self.failed.append(f"{one.kind}: {error}"[:500])
             finally:
                 self._note(one, "end")
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._give_up.wait()
 
     def _note(self, one: Planned, phase: str) -> None:
         self._arena.ledger.write("fault", kind=one.kind, target=one.target, phase=phase)

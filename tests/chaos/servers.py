@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _STOP_LIMIT_S = 30.0
+_NO_DISK_HAS_BYTES = "1000000000000000"
 
 
 class Server:
@@ -91,7 +92,7 @@ class Broker(Server):
         if kind == "memory":
             await self.control("set_vm_memory_high_watermark", "0.000001" if raised else "0.4")
         else:
-            await self.control("set_disk_free_limit", "900TB" if raised else "100MB")
+            await self.control("set_disk_free_limit", _NO_DISK_HAS_BYTES if raised else "100MB")
 
     async def make_queues(self, models: tuple[str, ...]) -> None:
         """Create the queues of models; what is there already stays."""
@@ -99,8 +100,8 @@ class Broker(Server):
         await asyncio.to_thread(self.management.load, definitions)
 
     async def delete_queue(self, name: str) -> None:
-        """Delete an empty queue; its consumers are cancelled by the broker."""
-        await asyncio.to_thread(self.management.call, "DELETE", f"/api/queues/%2F/{name}?if-empty=true")
+        """Delete a queue with whatever is in it; its consumers are cancelled by the broker."""
+        await asyncio.to_thread(self.management.call, "DELETE", f"/api/queues/%2F/{name}")
 
     async def queues(self) -> list[Mapping[str, object]]:
         """What the management API says of every queue; counts lag by up to a second."""
