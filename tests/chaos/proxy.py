@@ -113,6 +113,11 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._open)
+
     def cut(self) -> int:
         """Reset every connection, both ends; returns how many."""
         return self._each(_Connection.reset)
