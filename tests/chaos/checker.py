@@ -43,7 +43,7 @@ class Evidence:
         waiting: ids of jobs still in a lane, in the fallback or among the dead.
         unsettled: messages that somebody holds or that are still queued, by queue.
         unstored: ids that workers say they answered without a stored outcome.
-        crashes: workers that ended by themselves: how, how often.
+        crashes: workers that ended by themselves and senders that broke: how, how often.
     """
 
     outcomes: Mapping[str, Entry]
@@ -72,7 +72,7 @@ class Verdict:
         forgotten: confirmed jobs whose only answer lay in a Redis that lost its data.
         unexplained: messages in parking that cannot be read or do not say why.
         unsettled: messages left in queues or in hands.
-        crashes: workers that ended by themselves.
+        crashes: workers that ended by themselves, and senders that broke.
         strangers: replies to jobs that nobody sent.
         examples: a few ids of each fault, with what is known of them.
     """

@@ -102,6 +102,7 @@ class ChaosRun:
         for gate in gates.values():
             gate.set()
         chance = random.Random(options.seed)  # noqa: S311 - load, not secrets
+        self._broken: list[str] = []
         self._mix = Mix(new_run(), chance, options.rate, gates)
 
     async def run(self) -> Outcome:
@@ -141,6 +142,8 @@ class ChaosRun:
         vhost = Vhost(self._broker.url, self._broker.management_url, "/")
         site = Site(vhost, self._cache.url, _PREFIX, self._options.folder)
         programs = {"worker-2": fleet.program_of(_checked_out(self._options))} if self._options.old else {}
+        # By this mark `stack.py` finds what is left of a run that was killed.
+        mark = {"STACK_FOLDER": str(self._broker.folder)}
         for name, arguments, knobs in (
             ("worker-1", serve, {}),
             ("worker-2", serve, _OTHER_SETTINGS),
@@ -149,7 +152,9 @@ class ChaosRun:
             own = {"BROKER__URL": self._url(f"{name}.broker"), "REDIS__URL": self._url(f"{name}.redis")}
             links = (self._links[f"{name}.broker"], self._links[f"{name}.redis"])
             program = programs.get(name, fleet.PROGRAM)
-            self._workers[name] = Member(site, name, arguments, {**_KNOBS, **knobs, **own}, *links, program=program)
+            self._workers[name] = Member(
+                site, name, arguments, {**_KNOBS, **knobs, **own, **mark}, *links, program=program
+            )
 
     def _url(self, link: str) -> str:
         url = self._broker.url if link.endswith(".broker") else self._cache.url
@@ -187,9 +192,7 @@ class ChaosRun:
             await asyncio.wait(sending, timeout=_SENDERS_LIMIT_S)
             senders.give_up()
             left = await evidence.come_to_rest(self._broker, list(self._workers.values()), _REST_LIMIT_S)
-            for task in tasks:
-                if task.done() and not task.cancelled():
-                    task.result()
+            self._broken = [repr(task.exception())[:300] for task in tasks if _broke(task)]
         return load_s, left
 
     def _client_settings(self) -> ClientSettings:
@@ -216,8 +219,13 @@ class ChaosRun:
             waiting=await evidence.waiting(self._broker),
             unsettled=left,
             unstored=frozenset(fleet.unstored_jobs(logs)),
-            crashes=crashes,
+            crashes=crashes + Counter(self._broken),
         )
+
+
+def _broke(task: asyncio.Task[None]) -> bool:
+    """Whether a sender ended with an error, which the client library never should bring about."""
+    return task.done() and not task.cancelled() and task.exception() is not None
 
 
 def _checked_out(options: Options) -> Path:
