@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 from tests.chaos import evidence, fleet
 from tests.chaos.checker import Evidence, Verdict, check
-from tests.chaos.faults import Arena
 from tests.chaos.fleet import Member
+from tests.chaos.harm import Arena
 from tests.chaos.ledger import History, Ledger
 from tests.chaos.load import Mix, Senders, new_run
 from tests.chaos.proxy import Proxy

@@ -19,7 +19,7 @@ from tests.chaos.faults import FAULTS, NOT_BY_DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tests.chaos.faults import Arena
+    from tests.chaos.harm import Arena
 
 _FIRST_S = 3.0
 _GAP_S = (1.0, 6.0)
