@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from infra.local.errors import StackError
-from tests.chaos.faults import FAULTS, NOT_BY_DEFAULT
+from tests.chaos.faults import FAULTS
 from tests.chaos.report import report
 from tests.chaos.run import ChaosRun, Options
 from tests.chaos.saboteur import chosen
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list() -> None:
     for kind, fault in FAULTS.items():
-        print(f"{kind:18} {fault.about}{' (not in `all`)' if kind in NOT_BY_DEFAULT else ''}")
+        print(f"{kind:18} {fault.about}")
 
 
 def _folder(seed: int) -> Path:

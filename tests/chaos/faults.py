@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.chaos.harm import Harm
 
-__all__ = ["FAULTS", "NOT_BY_DEFAULT", "Fault"]
+__all__ = ["FAULTS", "Fault"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +79,3 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "row_hangs": Fault("a row whose run never ends", "load", (0, 0), harm.rows(Kind.HANG, 1)),
     "clock_skew": Fault("some senders' clocks are wrong, all along", "", (0, 0), harm.rows(Kind.RIGHT, 0), 0),
 }
-NOT_BY_DEFAULT: Final = frozenset({"row_hangs"})
-"""`all` leaves these out: a worker without a run limit never comes back from them."""

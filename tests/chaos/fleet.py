@@ -120,10 +120,9 @@ def _why(status: int, signalled: set[int]) -> str:
 
 
 def program_of(folder: Path) -> tuple[str, ...]:
-    """The same program on the packages of another checkout."""
+    """The worker of another checkout, in which no row kills: how that is done depends on the revision."""
     paths = [str(folder / name) for name in ("schemas", "producer", "worker")]
-    code = f"import runpy, sys; sys.path[:0] = {paths!r}; runpy.run_path({PROGRAM[0]!r}, run_name='__main__')"
-    return ("-c", code)
+    return ("-c", f"import sys; sys.path[:0] = {paths!r}; from inferq.cli import main; sys.exit(main())")
 
 
 def crashes(members: Iterable[Member], *, kills: bool) -> Counter[str]:

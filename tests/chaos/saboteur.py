@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.local.errors import StackError
-from tests.chaos.faults import FAULTS, NOT_BY_DEFAULT
+from tests.chaos.faults import FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ def plan(
 
 
 def chosen(text: str) -> list[str]:
-    """Read a choice of kinds: `all`, or names with commas between them; `all,row_hangs` adds one that all leaves out.
+    """Read a choice of kinds: `all`, `none`, or names with commas between them.
 
     Raises:
         ValueError: there is no such kind.
@@ -76,7 +76,7 @@ def chosen(text: str) -> list[str]:
     kinds: set[str] = set()
     for name in filter(None, (part.strip() for part in text.split(","))):
         if name == "all":
-            kinds |= FAULTS.keys() - NOT_BY_DEFAULT
+            kinds |= FAULTS.keys()
         elif name in FAULTS:
             kinds.add(name)
         elif name != "none":
