@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["REDIS_ERRORS", "Subscriber", "open_redis", "redis_problem"]
 
-REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
+REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+"""What a lost Redis shows as. The last is uvloop's way to say that a connection was closed before something was sent on
+it; asyncio's own loop drops such bytes silently, and redis-py expects that."""
 _HEALTH_CHECK_S: Final = 15
 _BACKOFF_BASE_S: Final = 0.02
 _BACKOFF_CAP_S: Final = 0.5
