@@ -27,7 +27,7 @@ class FakePipeline:
     def __getattr__(self, _command: str) -> Any:
         return self._send
 
-    def _send(self, *_args: object) -> None:
+    def _send(self, *_args: object, **_options: object) -> None:
         self._sent += 1
 
     async def execute(self, raise_on_error: bool) -> list[object]:
