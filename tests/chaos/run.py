@@ -50,8 +50,9 @@ _KNOBS = {
     "REDIS__CONNECT_TIMEOUT_S": "1",
     "REDIS__REPLIED_TTL_S": "3600",
     "DRAIN__LIMIT_S": "20",
-    "RUNTIME__RUN_LIMIT_S": "3",
 }
+_NEW_KNOBS = {"RUNTIME__RUN_LIMIT_S": "3"}
+"""Not for an older revision, which refuses knobs that it does not know."""
 _OTHER_SETTINGS = {"BATCHING__POLICY": "size_or_timeout", "BATCHING__MAX_ROWS": "8", "LANES__INTERACTIVE_WINDOW": "32"}
 
 
@@ -153,8 +154,9 @@ class ChaosRun:
             own = {"BROKER__URL": self._url(f"{name}.broker"), "REDIS__URL": self._url(f"{name}.redis")}
             links = (self._links[f"{name}.broker"], self._links[f"{name}.redis"])
             program = programs.get(name, fleet.PROGRAM)
+            common = _KNOBS | ({} if name in programs else _NEW_KNOBS)
             self._workers[name] = Member(
-                site, name, arguments, {**_KNOBS, **knobs, **own, **mark}, *links, program=program
+                site, name, arguments, {**common, **knobs, **own, **mark}, *links, program=program
             )
 
     def _url(self, link: str) -> str:
