@@ -25,7 +25,7 @@ DEADLINE_STAGES = ("broker", "admit", "compose", "run")
 DIVERT_REASONS = ("deadline", "overrun", "timeout", "breaker")
 BREAKER_STATES = ("closed", "half_open", "open")
 BREAKER_TRANSITIONS = (
-    *(("open", reason) for reason in ("failures", "errors", "slow", "timeouts", "probe_failed")),
+    *(("open", reason) for reason in ("failures", "errors", "slow", "timeouts", "broken", "probe_failed")),
     ("half_open", "waited"),
     ("closed", "probe_passed"),
 )

@@ -48,6 +48,7 @@ class FakeSession:
         probes: what the next probes report; then all goes well.
         probed: how many began; they wait at the gate as well.
         rebuilds: how often it was rebuilt.
+        beyond_repair: when set, rebuilding raises it.
         row_caps: inner shapes -> most rows that it claims to find memory for.
     """
 
@@ -72,6 +73,7 @@ class FakeSession:
         self.probes: list[RunReport] = []
         self.probed = 0
         self.rebuilds = 0
+        self.beyond_repair: SessionBroken | None = None
         self.row_caps: dict[Hashable, int] = {}
         self._answer = answer
         self._turns = asyncio.Semaphore(slots)
@@ -130,6 +132,8 @@ class FakeSession:
     async def rebuild(self) -> None:
         """Be whole again."""
         self.rebuilds += 1
+        if self.beyond_repair is not None:
+            raise self.beyond_repair
         self.broken = None
 
     async def close(self) -> None:
