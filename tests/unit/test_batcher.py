@@ -321,6 +321,23 @@ def a_batch(*names: str) -> Batch[Job]:
     return Batch(tuple(Job(name, arrived_s=0.0) for name in names), "full", 0.0)
 
 
+async def test_what_is_left_of_a_large_job_waits_again_before_anybody_else_is_chosen(desk: Desk) -> None:
+    now_s = desk.clock.now()
+    desk.batcher.add(Job("large", rows=MAX_ROWS, later_rows=MAX_ROWS + 1, arrived_s=now_s, deadline_s=now_s + 9.0))
+    desk.put("small")
+    desk.clock.advance(MAX_WAIT_S)
+    assert [await names(desk.ask()) for _ in range(3)] == ["large", "large", "large small"]
+    assert len(desk.batcher) == 0
+
+
+async def test_a_deadline_that_passes_while_a_step_runs_is_reported_for_what_is_left(desk: Desk) -> None:
+    now_s = desk.clock.now()
+    desk.batcher.add(Job("large", rows=MAX_ROWS, later_rows=1, arrived_s=now_s, deadline_s=now_s + 0.5))
+    assert await names(desk.ask()) == "large"
+    desk.clock.advance(1.0)
+    assert desk.expired == [("large", now_s + 0.5)]
+
+
 async def test_jobs_given_up_are_reported_apart_from_those_that_expired() -> None:
     expired, given_up = list[Job](), list[Job]()
     late, hopeless = Job("late", arrived_s=0.0), Job("hopeless", arrived_s=0.0)

@@ -133,8 +133,10 @@ class DeadlineQueue(Generic[T]):
         index = bisect_left(self._lasts, bound)
         rows = sum(self._block_rows[:index]) if index else 0
         if index < len(self._blocks):
-            block = self._blocks[index]
-            rows += _rows_of_first(block, bisect_left(block, bound), self._block_rows[index])
+            block, block_rows = self._blocks[index], self._block_rows[index]
+            jobs = bisect_left(block, bound)
+            # One row each is the usual case. Otherwise they are summed up: a large job makes a mean useless.
+            rows += jobs if block_rows == len(block) else _rows_of_first(block, jobs, block_rows)
         return rows
 
     def _halve(self, index: int) -> None:
@@ -149,9 +151,7 @@ class DeadlineQueue(Generic[T]):
 
 
 def _rows_of_first(block: list[tuple[float, int, T, int]], jobs: int, block_rows: int) -> int:
-    """Rows left of the first jobs of a block that has so many; a large job among small ones makes a mean useless."""
-    if block_rows == len(block):
-        return jobs
+    """Rows left of the first jobs of a block that has so many."""
     if 2 * jobs <= len(block):
         return _rows(block[:jobs])
     return block_rows - _rows(block[jobs:])
