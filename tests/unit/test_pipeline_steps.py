@@ -27,8 +27,9 @@ POLICIES = ["size_or_timeout", "earliest_deadline"]
 class Timed(FakeSession):
     """Two rows at most, a second for each run."""
 
-    def __init__(self, answer: Callable[[Feeds], Feeds | RowError] = double) -> None:
-        super().__init__(answer, info=replace(FAKE_INFO, max_rows=STEP_ROWS), run_s=1.0, passes=True)
+    def __init__(self, answer: Callable[[Feeds], Feeds | RowError] = double, *, slots: int = 1) -> None:
+        info = replace(FAKE_INFO, max_rows=STEP_ROWS)
+        super().__init__(answer, info=info, slots=slots, run_s=1.0, passes=True)
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ async def test_large_jobs_of_one_deadline_are_answered_one_after_the_other(time:
 
 
 async def test_steps_run_side_by_side_where_the_device_has_slots(time: VirtualTime) -> None:
-    async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS, slots=3) as worker:
+    async with fake_worker(time, session=Timed(slots=3), max_rows=STEP_ROWS, slots=3) as worker:
         await worker.take(job_of("a", 1, 2, 3, 4, 5))
         await time.advance(1.1)
         (result,) = worker.replies()
@@ -119,7 +120,7 @@ async def test_of_steps_side_by_side_the_first_that_fails_answers_for_all(time: 
     def refuses(item: Feeds) -> Feeds | RowError:
         return RowError("invalid_input", "odd")
 
-    async with fake_worker(time, session=Timed(refuses), max_rows=STEP_ROWS, slots=2) as worker:
+    async with fake_worker(time, session=Timed(refuses, slots=2), max_rows=STEP_ROWS, slots=2) as worker:
         await worker.take(job_of("a", 1, 2, 3, 4, 5, 6, 7))
         await time.advance(10)
         assert run_rows(worker) == [[1, 2], [3, 4]], "what was under way already"
