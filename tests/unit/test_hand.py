@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from tests.fakes import item_of, job_of, metrics_of
 
 from inferq_worker.hand import Hand
 from inferq_worker.scheduling import SizeOrTimeout
-from inferq_worker.work import WorkItem
+
+if TYPE_CHECKING:
+    from inferq_worker.work import WorkItem
 
 
 class Desk:
