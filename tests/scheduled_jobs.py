@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Job:
+    """A job, or a step of it with `later_rows` to come."""
+
     name: str = ""
     rows: int = 1
     payload_bytes: int = 1
@@ -20,6 +22,18 @@ class Job:
     deadline_s: float | None = None
     alone: bool = False
     serve_late: bool = False
+    later_rows: int = 0
+    started: bool = False
+
+    @property
+    def rows_left(self) -> int:
+        return self.rows + self.later_rows
+
+    def rest(self) -> Job | None:
+        if not self.later_rows:
+            return None
+        rows = min(self.rows, self.later_rows)
+        return replace(self, rows=rows, later_rows=self.later_rows - rows, started=True)
 
     def __repr__(self) -> str:
         return self.name

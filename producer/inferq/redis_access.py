@@ -28,7 +28,7 @@ _SELECTORS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("publish", "&{p}:{{*}}:done"),
         ("hset hdel hgetall", "~{p}:running"),
         ("set mget del", "~{p}:worker:*"),
-        ("zadd zcount zrem zremrangebyscore expire", "~{p}:gpu:*"),
+        ("sadd smembers srem expire", "~{p}:gpu:*"),
         ("hgetall", "%R~{p}:cpu:* %R~{p}:paused"),
     ),
     "inferq-cpu": (
@@ -38,7 +38,7 @@ _SELECTORS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("publish", "&{p}:{{*}}:done"),
         ("hset hdel hgetall", "~{p}:running"),
         ("set mget del", "~{p}:worker:*"),
-        ("hset hdel expire", "~{p}:cpu:*"),
+        ("hset hkeys hdel expire", "~{p}:cpu:*"),
         ("hgetall", "%R~{p}:paused"),
     ),
     "inferq-operator": (
@@ -46,7 +46,7 @@ _SELECTORS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("exists expire", "~{p}:{{*}}:in:*"),
         ("get mget", "%R~{p}:{{*}}:out:* %R~{p}:worker:*"),
         ("hgetall hset hdel", "~{p}:paused"),
-        ("hgetall zcount", "%R~{p}:running %R~{p}:cpu:* %R~{p}:gpu:*"),
+        ("hgetall smembers", "%R~{p}:running %R~{p}:cpu:* %R~{p}:gpu:*"),
         ("subscribe unsubscribe", "&{p}:{{*}}:done"),
     ),
     "inferq-monitoring": (("info dbsize", ""),),

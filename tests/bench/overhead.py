@@ -110,7 +110,7 @@ class Bench:
             max_wait_s=0.005,
             predict_s=lambda bucket, rows: latency.predict(rows, bucket),
         )
-        self.hand = Hand(models=models, outbox=outbox, triage=triage, metrics=metrics)
+        self.hand = Hand(policy=policy, outbox=outbox, triage=triage, metrics=metrics)
         self.batcher = Batcher(policy, clock, self.hand.expired, self.hand.given_up)
         device, tasks, spare = Device(1, clock), Tasks(group), cast("Any", _NoCpu())
         breakers = Breakers(

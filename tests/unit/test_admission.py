@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 from tests.scheduled_jobs import run_s
 
-from inferq_worker.scheduling.admission import Admission, Forecast, ForecastingPolicy, decide, forecast
+from inferq_worker.scheduling.admission import Admission, Backlog, Forecast, ForecastingPolicy, decide, forecast
 from inferq_worker.scheduling.earliest_deadline import EarliestDeadline
 from inferq_worker.scheduling.size_or_timeout import SizeOrTimeout
 
 TAKE, DIVERT, REFUSE = Admission.TAKE, Admission.DIVERT, Admission.REFUSE
 
 
-def foresee(rows_ahead: int, *, rows: int = 1, start_s: float = 0.0, after_s: float = 0.0) -> Forecast:
-    return forecast(rows_ahead=rows_ahead, rows=rows, target_rows=40, start_s=start_s, run_s=run_s, after_s=after_s)
+def foresee(
+    rows_ahead: int, *others: Backlog, rows: int = 1, step_rows: int = 40, start_s: float = 0.0, after_s: float = 0.0
+) -> Forecast:
+    own = Backlog(rows_ahead, 40, run_s)
+    return forecast(rows=rows, step_rows=step_rows, own=own, others=others, start_s=start_s, after_s=after_s)
 
 
 def test_a_job_that_nobody_precedes_runs_alone() -> None:
@@ -34,9 +37,24 @@ def test_the_device_must_be_free_first_and_the_answer_takes_its_time() -> None:
     assert foresee(0, start_s=7.0, after_s=0.1).hopeful_s == pytest.approx(7.1055)
 
 
-def test_a_job_larger_than_a_batch_is_reckoned_with_all_its_rows() -> None:
-    assert foresee(0, rows=100).sober_s == pytest.approx(run_s(100))
-    assert foresee(40, rows=100).sober_s == pytest.approx(0.025 + run_s(100))
+def test_a_job_larger_than_a_batch_is_reckoned_with_all_its_steps() -> None:
+    assert foresee(0, rows=100).hopeful_s == pytest.approx(2 * 0.025 + run_s(20))
+    assert foresee(0, rows=100).sober_s == pytest.approx(3 * 0.025), "others ride with its last step"
+    assert foresee(0, rows=80).sober_s == pytest.approx(2 * 0.025)
+    assert foresee(43, rows=100).hopeful_s == pytest.approx(0.025 + run_s(3) + 2 * 0.025 + run_s(20))
+
+
+def test_a_job_that_cannot_go_in_steps_is_reckoned_with_one_run_of_all_its_rows() -> None:
+    assert foresee(0, rows=100, step_rows=100).sober_s == pytest.approx(run_s(100))
+    assert foresee(40, rows=100, step_rows=100).sober_s == pytest.approx(0.025 + run_s(100))
+
+
+def test_what_runs_before_of_another_bucket_is_reckoned_by_its_own_batches_and_run_times() -> None:
+    slow = Backlog(10, 4, lambda rows: 1.0 * rows)
+    assert foresee(0, slow).hopeful_s == pytest.approx(4.0 + 4.0 + 2.0 + run_s(1))
+    assert foresee(0, slow).sober_s == pytest.approx(3 * 4.0 + run_s(1)), "its last batch is full by then"
+    assert foresee(0, Backlog(3, 4, slow.run_s)).sober_s == pytest.approx(3.0 + run_s(1))
+    assert foresee(40, slow, slow).hopeful_s == pytest.approx(2 * 10.0 + 0.025 + run_s(1))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def answered(
     *pairs: tuple[WorkItem, Feeds | RowError], role: str = "gpu", info: SessionInfo = FAKE_INFO
 ) -> list[Answer]:
     for item, _ in pairs:
-        item.run_s = 0.030
+        item.steps.run_s = 0.030
     ran_in = BatchInfo(sum(item.rows for item, _ in pairs), "full")
     return list(Answerer(worker="w1", role=role).results(pairs, ran_in, TIMES, SERVED_BY, info))
 

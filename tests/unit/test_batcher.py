@@ -12,30 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes import FakeClock
+from tests.scheduled_jobs import Job
 
 from inferq_worker.scheduling import Batch, Batcher, EarliestDeadline, SizeOrTimeout
 from inferq_worker.scheduling.batch import Poll
 from inferq_worker.scheduling.clock import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable
 
 MAX_ROWS, MAX_WAIT_S = 4, 0.010
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """The least that the scheduler wants to know."""
-
-    name: str
-    arrived_s: float
-    rows: int = 1
-    payload_bytes: int = 1
-    bucket: Hashable = "b"
-    lane_rank: int = 0
-    deadline_s: float | None = None
-    alone: bool = False
-    serve_late: bool = False
 
 
 class Desk:
@@ -47,7 +33,7 @@ class Desk:
         policy: SizeOrTimeout[Job] = SizeOrTimeout(
             max_rows=MAX_ROWS, max_bytes=1_000, max_wait_s=MAX_WAIT_S, predict_s=lambda _bucket, _rows: None
         )
-        policy.add(warmth := Job("", self.clock.now()))
+        policy.add(warmth := Job("", arrived_s=self.clock.now()))
         policy.discard(warmth)
         self.batcher: Batcher[Job] = Batcher(policy, self.clock, self.note)
 
@@ -58,7 +44,7 @@ class Desk:
         now_s = self.clock.now()
         for name in names:
             deadline_s = None if left_s is None else now_s + left_s
-            self.batcher.add(Job(name, now_s, deadline_s=deadline_s, alone=alone))
+            self.batcher.add(Job(name, arrived_s=now_s, deadline_s=deadline_s, alone=alone))
 
     def ask(self) -> asyncio.Task[Batch[Job] | None]:
         return asyncio.get_running_loop().create_task(self.batcher.next_batch())
@@ -199,7 +185,7 @@ async def test_a_closed_batcher_reports_no_expiry(desk: Desk) -> None:
 
 
 async def test_a_discarded_job_neither_leaves_nor_expires(desk: Desk) -> None:
-    job = Job("a", desk.clock.now(), deadline_s=desk.clock.now() + 0.1)
+    job = Job("a", arrived_s=desk.clock.now(), deadline_s=desk.clock.now() + 0.1)
     desk.batcher.add(job)
     assert desk.batcher.discard(job)
     desk.clock.advance(1.0)
@@ -332,12 +318,29 @@ class Scripted:
 
 
 def a_batch(*names: str) -> Batch[Job]:
-    return Batch(tuple(Job(name, 0.0) for name in names), "full", 0.0)
+    return Batch(tuple(Job(name, arrived_s=0.0) for name in names), "full", 0.0)
+
+
+async def test_what_is_left_of_a_large_job_waits_again_before_anybody_else_is_chosen(desk: Desk) -> None:
+    now_s = desk.clock.now()
+    desk.batcher.add(Job("large", rows=MAX_ROWS, later_rows=MAX_ROWS + 1, arrived_s=now_s, deadline_s=now_s + 9.0))
+    desk.put("small")
+    desk.clock.advance(MAX_WAIT_S)
+    assert [await names(desk.ask()) for _ in range(3)] == ["large", "large", "large small"]
+    assert len(desk.batcher) == 0
+
+
+async def test_a_deadline_that_passes_while_a_step_runs_is_reported_for_what_is_left(desk: Desk) -> None:
+    now_s = desk.clock.now()
+    desk.batcher.add(Job("large", rows=MAX_ROWS, later_rows=1, arrived_s=now_s, deadline_s=now_s + 0.5))
+    assert await names(desk.ask()) == "large"
+    desk.clock.advance(1.0)
+    assert desk.expired == [("large", now_s + 0.5)]
 
 
 async def test_jobs_given_up_are_reported_apart_from_those_that_expired() -> None:
     expired, given_up = list[Job](), list[Job]()
-    late, hopeless = Job("late", 0.0), Job("hopeless", 0.0)
+    late, hopeless = Job("late", arrived_s=0.0), Job("hopeless", arrived_s=0.0)
     policy = Scripted([Poll(a_batch("a"), (late,), None, (hopeless,))])
     batcher = Batcher(policy, FakeClock(), expired.append, given_up.append)
     assert await names(batcher.next_batch()) == "a"
@@ -346,7 +349,7 @@ async def test_jobs_given_up_are_reported_apart_from_those_that_expired() -> Non
 
 async def test_who_does_not_ask_for_jobs_given_up_gets_them_as_expired() -> None:
     expired = list[Job]()
-    late, hopeless = Job("late", 0.0), Job("hopeless", 0.0)
+    late, hopeless = Job("late", arrived_s=0.0), Job("hopeless", arrived_s=0.0)
     batcher = Batcher(Scripted([Poll(a_batch("a"), (late,), None, (hopeless,))]), FakeClock(), expired.append)
     await batcher.next_batch()
     assert expired == [late, hopeless]
@@ -371,8 +374,8 @@ async def test_with_deadline_order_a_late_start_gives_up_what_an_early_one_would
             max_rows=4, max_bytes=1_000, max_wait_s=0.0, predict_s=lambda _bucket, _rows: 0.02
         )
         batcher = Batcher(policy, FakeClock(), lambda _job: None, given_up.append)
-        batcher.add(Job("urgent", 1_000.0, deadline_s=1_000.04))
-        batcher.add(Job("patient", 1_000.0, deadline_s=1_009.0))
+        batcher.add(Job("urgent", arrived_s=1_000.0, deadline_s=1_000.04))
+        batcher.add(Job("patient", arrived_s=1_000.0, deadline_s=1_009.0))
         return await names(batcher.next_batch(lambda: start_s)), [job.name for job in given_up]
 
     assert await taken_by(1_000.0) == ("urgent patient", [])

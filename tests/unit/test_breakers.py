@@ -234,6 +234,15 @@ async def test_a_large_job_between_two_steps_goes_back(time: VirtualTime) -> Non
         assert len(worker.session.calls) == 1
 
 
+async def test_what_is_left_of_a_large_job_waits_for_no_run_of_a_model_that_rests(time: VirtualTime) -> None:
+    async with failing_worker(time, max_rows=2) as worker:
+        worker.session.gate.clear()
+        await worker.take(job_of("large", *[1.0] * 8), lane="bulk")
+        time_out(worker)
+        await worker.time.settle()
+        assert worker.channel.fates == {1: "requeued"}, "not only after the run that is under way"
+
+
 async def test_a_batch_that_is_being_claimed_when_the_breaker_opens_does_not_run(time: VirtualTime) -> None:
     async with failing_worker(time) as worker:
         claim, answers = worker.store.claim, asyncio.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from tests.fakes import metrics_of
 from inferq.settings import BrokerSettings
 from inferq_worker.broker import Broker, lanes_of
 from inferq_worker.budget import Windows
-from inferq_worker.cpu import CpuPool, CpuWorker
+from inferq_worker.cpu import STALE_AFTER_S, CpuPool, CpuWorker
 from inferq_worker.errors import StoreUnavailable
 from inferq_worker.models import ModelFile
 from inferq_worker.settings import LanesSettings
@@ -66,7 +67,7 @@ async def test_cpu_workers_are_known_at_once_and_their_queue_is_left_to_them(
     pool = CpuPool()
     watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", Registry()), {"m": pool}))
     await looks(3)
-    assert (pool.lanes, pool.queued_jobs, pool.gpu_workers) == (2, 7, 3)
+    assert (pool.lives(time.monotonic()), pool.queued_jobs, pool.gpu_workers) == (True, 7, 3)
     assert not serves_fallback(broker)
     watch.cancel()
 
@@ -78,18 +79,20 @@ async def test_the_fallback_queue_is_served_while_no_cpu_worker_lives_and_left_w
     for cpus in ({}, {"c": CPU}, {}):
         registry.cpus = cpus
         await looks(20)
-        seen.append((serves_fallback(broker), pool.lanes))
-    assert seen == [(True, 0), (False, 2), (True, 0)]
+        seen.append((serves_fallback(broker), pool.lives(time.monotonic())))
+    assert seen == [(True, False), (False, True), (True, False)]
     watch.cancel()
 
 
-async def test_while_the_store_is_away_the_last_picture_stands(broker: Broker) -> None:
+async def test_while_the_store_is_away_the_last_picture_stands_until_it_has_aged(broker: Broker) -> None:
     pool, registry = CpuPool(), Registry()
     watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", registry), {"m": pool}))
     await looks(20)
     registry.away = True
     await looks(20)
-    assert (pool.lanes, serves_fallback(broker)) == (2, False)
+    now_s = time.monotonic()
+    assert (pool.lives(now_s), pool.lives(now_s + STALE_AFTER_S)) == (True, False)
+    assert not serves_fallback(broker), "the store cannot say that they are gone"
     watch.cancel()
 
 

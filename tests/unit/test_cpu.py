@@ -8,6 +8,7 @@ from inferq_worker.cpu import HOP_S, STALE_AFTER_S, CpuPool, CpuWorker
 
 NOW_S = 1_000.0
 RUN_S = 0.1
+ALONE = {"gpu_workers": 1, "queued_jobs": 0}
 
 
 def worker(*, run_s: float = RUN_S, lanes: int = 2, held_jobs: int = 0, beat: int = 1) -> CpuWorker:
@@ -44,7 +45,6 @@ def test_an_idle_worker_answers_after_the_hop_and_one_run_for_each_row() -> None
 
 def test_what_waits_and_what_workers_hold_is_shared_among_all_lanes() -> None:
     pool = pool_of(worker(held_jobs=3), worker(held_jobs=2), queued_jobs=7)
-    assert (pool.lanes, pool.held_jobs) == (4, 5)
     assert wait_s(pool) == pytest.approx(HOP_S + (7 + 5) // 4 * RUN_S + RUN_S)
 
 
@@ -91,24 +91,37 @@ def test_a_worker_that_is_not_in_the_count_of_gpu_workers_yet_counts_itself() ->
 
 
 def test_an_entry_whose_beat_stands_still_is_not_counted_on() -> None:
-    pool = pool_of(worker(), worker(held_jobs=9))
+    pool = pool_of(worker(run_s=9.0, held_jobs=9), worker())
     later_s = NOW_S + STALE_AFTER_S
-    pool.update({"0": worker(beat=2), "1": worker(held_jobs=9)}, gpu_workers=1, queued_jobs=0, now_s=later_s)
-    assert (pool.lanes, pool.held_jobs) == (2, 0)
-    pool.update({"0": worker(beat=2)}, gpu_workers=1, queued_jobs=0, now_s=later_s + STALE_AFTER_S)
-    assert pool.finish_s(1, later_s) is None
+    pool.update({"0": worker(run_s=9.0, held_jobs=9), "1": worker(beat=2)}, **ALONE, now_s=later_s)
+    assert pool.finish_s(1, later_s) == pytest.approx(later_s + HOP_S + RUN_S)
+    pool.update({"1": worker(beat=2)}, **ALONE, now_s=later_s + STALE_AFTER_S)
+    assert pool.finish_s(1, later_s + STALE_AFTER_S) is None
+
+
+def test_a_picture_that_is_not_renewed_ages_out_by_this_processs_own_clock() -> None:
+    pool = pool_of(worker())
+    assert pool.lives(NOW_S + STALE_AFTER_S - 0.01)
+    assert pool.finish_s(1, NOW_S + STALE_AFTER_S - 0.01) is not None
+    assert not pool.lives(NOW_S + STALE_AFTER_S)
+    assert pool.finish_s(1, NOW_S + STALE_AFTER_S) is None
 
 
 def test_a_worker_that_beats_again_is_counted_on_again() -> None:
     pool = pool_of(worker())
     for beat, later_s in ((1, 6.0), (2, 7.0), (2, 11.9)):
-        pool.update({"0": worker(beat=beat)}, gpu_workers=1, queued_jobs=0, now_s=NOW_S + later_s)
-    assert pool.lanes == 2
+        pool.update({"0": worker(beat=beat)}, **ALONE, now_s=NOW_S + later_s)
+    assert pool.lives(NOW_S + 11.9)
 
 
 def test_a_worker_whose_entry_is_gone_is_forgotten_at_once() -> None:
-    pool = pool_of(worker(), worker())
-    pool.update({"1": worker()}, gpu_workers=1, queued_jobs=0, now_s=NOW_S + 1)
-    assert pool.lanes == 2
+    pool = pool_of(worker(lanes=1), worker(lanes=1))
+    pool.update({"1": worker(lanes=1)}, gpu_workers=1, queued_jobs=2, now_s=NOW_S + 1)
+    assert wait_s(pool) == pytest.approx(HOP_S + 3 * RUN_S)
     pool.update({}, gpu_workers=1, queued_jobs=None, now_s=NOW_S + 2)
-    assert pool.finish_s(1, NOW_S + 2) is None
+    assert not pool.lives(NOW_S + 2)
+
+
+def test_a_worker_without_lanes_is_none() -> None:
+    assert not pool_of(worker(lanes=0)).lives(NOW_S)
+    assert pool_of(worker(lanes=0)).finish_s(1, NOW_S) is None

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes import FakeClock
+from tests.policy_model import JOB, STEPS, PolicyModel
 from tests.scheduled_jobs import Job, run_s
 
 from inferq_worker.scheduling import Batch, Batcher
@@ -52,6 +53,18 @@ class Policy(EarliestDeadline[Job]):
         while (batch := self.leaves(now_s)) is not None:
             left.append(batch[0])
         return left
+
+    def ends(self, now_s: float) -> str:
+        """Names of the jobs in the order in which their last step leaves; each run ends before the next begins."""
+        ended = ""
+        while (batch := self.poll(now_s, free=True).batch) is not None:
+            for job in batch.items:
+                rest = job.rest()
+                if rest is None:
+                    ended += job.name
+                else:
+                    self.add(rest)
+        return ended
 
 
 def put_history(policy: Policy, allowance_s: float) -> None:
@@ -405,14 +418,80 @@ def test_a_limit_that_moves_is_followed_at_once() -> None:
     assert targets == [4, 2, 4]
 
 
-def test_rows_ahead_are_those_of_urgent_jobs_that_are_due_before() -> None:
+def test_rows_ahead_are_those_of_urgent_jobs_that_are_due_by_then() -> None:
     policy = Policy()
     policy.put("a", deadline_s=1.0, rows=2)
     policy.put("b", deadline_s=3.0, rows=2)
     policy.put("c", deadline_s=1.0, rows=3, bucket="other")
     policy.put("bulk", deadline_s=1.0, lane_rank=1)
     policy.put("undated")
-    assert [policy.rows_ahead(due_s) for due_s in (1.0, 2.0, 4.0)] == [0, 5, 7]
+    ahead = [policy.rows_ahead(due_s) for due_s in (0.9, 1.0, 4.0)]
+    assert ahead == [{}, {"b": 2, "other": 3}, {"b": 4, "other": 3}], "of equal deadlines who came first goes first"
+
+
+def test_all_the_rows_of_large_jobs_are_ahead_not_only_those_of_their_next_step() -> None:
+    policy = Policy()
+    policy.put("large", deadline_s=2.0, rows=4, later_rows=35)
+    for number in range(5):
+        policy.put(str(number), deadline_s=1.0 + number)
+    assert [policy.rows_ahead(due_s)["b"] for due_s in (1.5, 2.5, 9.0)] == [1, 41, 44]
+    assert policy.leaves(0.0) == ("0", "full")
+    assert policy.leaves(0.0) == ("large", "full")
+    assert policy.rows_ahead(9.0) == {"b": 4}, "what has left is not ahead"
+
+
+@pytest.mark.parametrize("buckets", ["bbb", "bob", "oob"])
+def test_large_jobs_of_one_deadline_go_one_after_the_other_in_order_of_arrival(buckets: str) -> None:
+    policy = Policy()
+    for name, bucket in zip("abc", buckets, strict=True):
+        # One message may bring all of them, so that they arrived at the same moment.
+        policy.put(name, 0.0, bucket=bucket, deadline_s=9.0, rows=4, later_rows=8)
+    assert policy.ends(1.0) == "abc"
+
+
+def test_a_job_due_earlier_runs_between_two_steps_and_one_of_the_same_deadline_does_not() -> None:
+    policy = Policy()
+    policy.put("large", 0.0, deadline_s=9.0, rows=4, later_rows=4)
+    batch = policy.poll(0.0, free=True).batch
+    assert batch is not None
+    rest = batch.items[0].rest()
+    assert rest is not None
+    policy.put("same", 0.001, deadline_s=9.0)
+    policy.put("sooner", 0.001, deadline_s=8.0, rows=4)
+    policy.add(rest)
+    assert policy.batches(0.1) == ["sooner", "large", "same"]
+
+
+def test_the_next_step_of_a_large_job_is_no_arrival() -> None:
+    policy = Policy()
+    put_history(policy, 1.0)
+    target, seen = policy.target_rows("b"), policy._target._seen
+    policy.add(Job("rest", arrived_s=-5.0, deadline_s=-5.0 + 5.5, started=True))
+    assert (policy.target_rows("b"), policy._target._seen) == (target, seen)
+    policy.put("a", 0.001)
+    assert policy.leaves(0.001) == ("rest a", "wait"), "it came long ago, and waits no more"
+    policy.put("b", 0.002)
+    assert policy.leaves(0.002) is None, "nor was it quiet before"
+
+
+def test_a_job_that_came_before_others_but_is_added_after_them_does_not_wait_anew() -> None:
+    policy = Policy()
+    policy.put("oldest", 0.000)
+    policy.put("latest", 0.004)
+    policy.put("fetched", 0.002)
+    assert policy.poll(0.004, free=True).wake_s == pytest.approx(MAX_WAIT_S)
+    policy.discard(next(iter(policy._buckets["b"])))
+    assert policy.poll(0.004, free=True).wake_s == pytest.approx(0.002 + MAX_WAIT_S)
+
+
+def test_a_large_job_is_given_up_as_soon_as_its_remaining_steps_cannot_be_in_time() -> None:
+    policy = Policy()
+    hopeless = policy.put("hopeless", 0.0, deadline_s=0.030, rows=4, later_rows=50)
+    policy.put("fine", 0.0, deadline_s=0.040, rows=4, later_rows=50)
+    poll = policy.poll(0.0, free=True)
+    assert poll.given_up == (hopeless,)
+    assert poll.batch is not None
+    assert poll.batch.items[0].name == "fine"
 
 
 # Suspects
@@ -506,117 +585,29 @@ def test_shapes_that_were_seen_once_are_not_remembered_for_ever() -> None:
 # Whatever happens
 
 
-class Model:
-    """Everything that was added and where it went; fails on a job that is lost, doubled, or in bad company."""
+class Model(PolicyModel):
+    """Besides, a batch leaves only if it is expected to be in time for every job in it that is not welcome late."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
-        self.policy = Policy(busy=False)
-        self.waiting: dict[Job, None] = {}
-        self.solo_last = False
-
-    def add(
-        self, rows: int, size: int, bucket: int, rank: int, left_ms: int | None, *, alone: bool, late: bool
-    ) -> None:
-        deadline_s = None if left_ms is None else self.now_s + left_ms / 1000
-        job = Job("", rows, size, bucket, rank, self.now_s, deadline_s, alone, late)
-        self.policy.add(job)
-        self.waiting[job] = None
-
-    def discard(self, index: int) -> None:
-        if self.waiting:
-            job = list(self.waiting)[index % len(self.waiting)]
-            assert self.policy.discard(job)
-            del self.waiting[job]
-
-    def poll(self, *, free: bool, start_s: float | None = None) -> None:
-        poll = self.policy.poll(self.now_s, free=free, start_s=start_s)
-        for job in (*poll.expired, *poll.given_up):
-            del self.waiting[job]
-            assert job.deadline_s is not None
-            assert not job.serve_late
-        assert all(job.deadline_s is not None and job.deadline_s <= self.now_s for job in poll.expired)
-        assert all(job.deadline_s is not None and job.deadline_s > self.now_s for job in poll.given_up)
-        assert free or not poll.given_up
-        for job in self.waiting:
-            assert job.serve_late or job.deadline_s is None or job.deadline_s > self.now_s
-        if poll.batch is not None:
-            assert free
-            self.check(poll.batch, max(self.now_s, start_s or 0.0))
-            for job in poll.batch.items:
-                del self.waiting[job]
-        elif free and self.waiting:
-            # Nobody may wait longer than the window while a device is free, and the policy says when to ask again.
-            assert poll.wake_s is not None
-            assert self.now_s < poll.wake_s <= min(job.arrived_s for job in self.waiting) + MAX_WAIT_S + 1e-9
-        assert len(self.policy) == len(self.waiting)
+        super().__init__(Policy(busy=False), max_rows=MAX_ROWS, max_bytes=MAX_BYTES, max_wait_s=MAX_WAIT_S)
 
     def check(self, batch: Batch[Job], start_s: float) -> None:
-        assert batch.items
-        assert len(set(batch.items)) == len(batch.items)
-        assert batch.opened_s == min(job.arrived_s for job in batch.items)
-        if batch.reason == "solo":
-            assert [job.alone for job in batch.items] == [True]
-            assert not (self.solo_last and any(not job.alone for job in self.waiting))
-        else:
-            assert not any(job.alone for job in batch.items)
-            assert len({job.bucket for job in batch.items}) == 1
-        if len(batch.items) > 1:
-            assert batch.rows <= MAX_ROWS
-            assert sum(job.payload_bytes for job in batch.items) <= MAX_BYTES
+        super().check(batch, start_s)
         finish_s = start_s + run_s(batch.rows) + MARGIN_S
         for job in batch.items:
             assert job.serve_late or job.deadline_s is None or finish_s <= job.deadline_s + 1e-9
-        self.solo_last = batch.reason == "solo"
-
-
-ADD = st.tuples(
-    st.just("add"),
-    st.integers(1, 6),
-    st.integers(1, 150),
-    st.integers(0, 2),
-    st.integers(0, 1),
-    st.none() | st.integers(-1, 60),
-    st.booleans(),
-    st.booleans(),
-)
-STEPS = st.lists(
-    ADD
-    | st.tuples(st.just("discard"), st.integers(0, 50))
-    | st.tuples(st.just("poll"), st.booleans(), st.integers(0, 10))
-    | st.tuples(st.just("pass"), st.integers(0, 15)),
-    max_size=80,
-)
 
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_no_job_is_lost_doubled_late_or_in_bad_company_whatever_happens(steps: list[tuple[Any, ...]]) -> None:
-    model = Model()
-    for kind, *values in steps:
-        if kind == "add":
-            *numbers, alone, late = values
-            model.add(*numbers, alone=alone, late=late)
-        elif kind == "discard":
-            model.discard(values[0])
-        elif kind == "poll":
-            model.poll(free=values[0], start_s=model.now_s + values[1] / 1000)
-        else:
-            model.now_s += values[0] / 1000
-    assert sorted(map(id, model.policy.drain())) == sorted(map(id, model.waiting))
-    assert len(model.policy) == 0
+    Model().goes_through(steps)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ADD, max_size=60))
-def test_a_free_device_empties_the_queue_in_the_end(jobs: list[tuple[Any, ...]]) -> None:
-    model = Model()
-    for _, *numbers, alone, late in jobs:
-        model.add(*numbers, alone=alone, late=late)
-    for _ in range(2 * len(jobs) + 2):
-        model.poll(free=True)
-        model.now_s += MAX_WAIT_S
-    assert not model.waiting
+@given(st.lists(JOB, max_size=60))
+def test_a_free_device_empties_the_queue_in_the_end(jobs: list[dict[str, Any]]) -> None:
+    Model().empties(jobs)
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from inferq_worker.runtime import RowError
 from inferq_worker.runtime.fake import FAKE_INFO, FakeSession, double
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from inferq_worker.poison import RunRecord
     from inferq_worker.work import Feeds
 
 STEP_ROWS = 2
@@ -26,8 +27,9 @@ POLICIES = ["size_or_timeout", "earliest_deadline"]
 class Timed(FakeSession):
     """Two rows at most, a second for each run."""
 
-    def __init__(self, answer: Callable[[Feeds], Feeds | RowError] = double) -> None:
-        super().__init__(answer, info=replace(FAKE_INFO, max_rows=STEP_ROWS), run_s=1.0, passes=True)
+    def __init__(self, answer: Callable[[Feeds], Feeds | RowError] = double, *, slots: int = 1) -> None:
+        info = replace(FAKE_INFO, max_rows=STEP_ROWS)
+        super().__init__(answer, info=info, slots=slots, run_s=1.0, passes=True)
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ async def test_its_last_step_shares_its_batch(time: VirtualTime) -> None:
 
 
 @pytest.mark.parametrize("policy_name", POLICIES)
-async def test_several_large_jobs_take_turns_and_none_is_mixed_up(time: VirtualTime, policy_name: str) -> None:
+async def test_of_several_large_jobs_none_is_mixed_up(time: VirtualTime, policy_name: str) -> None:
     async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS, policy_name=policy_name) as worker:
         rows = {name: list(range(start, start + 5)) for name, start in (("a", 10), ("b", 20), ("c", 30))}
         for name, numbers in rows.items():
@@ -91,6 +93,68 @@ async def test_several_large_jobs_take_turns_and_none_is_mixed_up(time: VirtualT
         answers = {one.id: one.outputs["y"].to_numpy()[:, 0].tolist() for one in worker.replies()}
         assert answers == {name: [2 * number for number in numbers] for name, numbers in rows.items()}
         assert sum(map(len, run_rows(worker))) == 15
+
+
+async def test_large_jobs_of_one_deadline_are_answered_one_after_the_other(time: VirtualTime) -> None:
+    async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS, policy_name="earliest_deadline") as worker:
+        due_ms = worker.unix_ms(60)
+        for name in ("first", "second", "third"):
+            await worker.take(job_of(name, *range(5), deadline_unix_ms=due_ms))
+        await time.advance(3.5)
+        assert worker.codes() == {"first": "ok"}, "its three runs, with nothing between them"
+        await time.advance(20)
+        assert [one.id for one in worker.replies()] == ["first", "second", "third"]
+        assert settled(worker)
+
+
+async def test_steps_run_side_by_side_where_the_device_has_slots(time: VirtualTime) -> None:
+    async with fake_worker(time, session=Timed(slots=3), max_rows=STEP_ROWS, slots=3) as worker:
+        await worker.take(job_of("a", 1, 2, 3, 4, 5))
+        await time.advance(1.1)
+        (result,) = worker.replies()
+        assert np.array_equal(result.outputs["y"].to_numpy()[:, 0], np.array([2, 4, 6, 8, 10], np.float32))
+        assert settled(worker)
+
+
+async def test_of_steps_side_by_side_the_first_that_fails_answers_for_all(time: VirtualTime) -> None:
+    def refuses(item: Feeds) -> Feeds | RowError:
+        return RowError("invalid_input", "odd")
+
+    async with fake_worker(time, session=Timed(refuses, slots=2), max_rows=STEP_ROWS, slots=2) as worker:
+        await worker.take(job_of("a", 1, 2, 3, 4, 5, 6, 7))
+        await time.advance(10)
+        assert run_rows(worker) == [[1, 2], [3, 4]], "what was under way already"
+        assert len(worker.replies()) == 1
+        assert worker.channel.fates == {1: "acked"}
+        assert settled(worker)
+
+
+async def test_a_deadline_that_passes_while_a_step_runs_is_told_at_once_and_once(time: VirtualTime) -> None:
+    async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS) as worker:
+        await worker.take(job_of("a", 1, 2, 3, 4, 5, 6, deadline_unix_ms=worker.unix_ms(0.5)))
+        await time.advance(0.6)
+        assert worker.codes() == {"a": "deadline_exceeded"}
+        await time.advance(10)
+        assert (run_rows(worker), len(worker.replies())) == ([[1, 2]], 1)
+        assert settled(worker)
+
+
+async def test_a_job_that_is_answered_while_its_outcome_is_looked_up_is_not_answered_again(
+    time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS) as worker:
+        claim, hand = worker.store.claim, worker.steps.hand
+
+        async def meanwhile(record: RunRecord, ids: Sequence[str], *, forget: Sequence[str] = ()) -> list[Any]:
+            await claim(record, ids, forget=forget)
+            hand.expired(hand.items()[0])
+            return [Outcome.cancelled("a")]
+
+        monkeypatch.setattr(worker.store, "claim", meanwhile)
+        await worker.take(job_of("a", 1, 2, 3))
+        await time.advance(10)
+        assert ([one.id for one in worker.replies()], run_rows(worker)) == (["a"], [])
+        assert settled(worker)
 
 
 async def test_an_error_in_one_step_ends_the_job_once(time: VirtualTime) -> None:

@@ -90,6 +90,36 @@ def test_a_few_jobs_in_a_hurry_do_not_collapse_the_rest() -> None:
     assert report.goodput >= 0.89
 
 
+@pytest.mark.parametrize(
+    ("buckets", "allowance_s", "least"),
+    [
+        pytest.param((0, 1), 0.1, 81.5, id="alternating"),
+        pytest.param((0, 0, 0, 0, 1), 0.1, 80.0, id="four in five of one shape"),
+        # A job waits for the rest of one run, a run of the other shape, and its own: three full ones take 75 ms.
+        pytest.param((0, 1), 0.05, 74.5, id="alternating, with time for two full runs only"),
+    ],
+)
+def test_several_shapes_cost_little_goodput_under_overload(
+    buckets: tuple[int, ...], allowance_s: float, least: float
+) -> None:
+    assert goodput(runs(Stream(1_920, (allowance_s,), buckets=buckets), seconds=4, seeds=range(2))) >= least
+
+
+def test_of_large_jobs_only_those_are_taken_that_all_their_steps_can_answer_in_time() -> None:
+    trace = [Arrival(0.0, 0.9, rows=400) for _ in range(5)]
+    report = simulate(trace, setup_of(step_rows=MAX_ROWS))
+    assert (report.in_time[0], dict(report.dropped)) == (3, {"refused": 2}), "a quarter of a second for each"
+    assert sorted(report.latencies_s) == pytest.approx([0.25, 0.5, 0.75]), "one after the other"
+
+
+def test_a_small_job_sees_all_the_steps_of_a_large_one_before_it() -> None:
+    large = Arrival(0.0, 0.27, rows=400)
+    report = simulate([large, Arrival(0.001, 0.27, rows=40)], setup_of(step_rows=MAX_ROWS))
+    assert dict(report.dropped) == {"refused": 1}
+    report = simulate([large, Arrival(0.001, 0.28, rows=40)], setup_of(step_rows=MAX_ROWS))
+    assert report.in_time[0] == 2
+
+
 def test_freezing_the_next_batch_early_costs_goodput() -> None:
     overload = Stream(1_700, (0.05,))
     late = goodput(runs(overload, seconds=5, seeds=range(2), hand_over_s=0.002))
@@ -195,13 +225,20 @@ ARRIVALS = st.builds(
     st.none() | st.integers(1, 20),
     st.integers(0, 2),
     st.booleans(),
+    st.sampled_from([None, MAX_ROWS, 7]),
 )
 def test_every_job_is_answered_or_dropped_once(
-    trace: list[Arrival], policy: Any, window: int | None, cpu_lanes: int, admits: bool
+    trace: list[Arrival], policy: Any, window: int | None, cpu_lanes: int, admits: bool, step_rows: int | None
 ) -> None:
     trace.sort(key=lambda arrival: arrival.at_s)
     setup = setup_of(
-        policy=policy, window_jobs=window, bulk_window_jobs=window, cpu_lanes=cpu_lanes, cpu_run_s=0.02, admits=admits
+        policy=policy,
+        window_jobs=window,
+        bulk_window_jobs=window,
+        cpu_lanes=cpu_lanes,
+        cpu_run_s=0.02,
+        admits=admits,
+        step_rows=step_rows,
     )
     report = simulate(trace, setup)
     answered = len(report.latencies_s)

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.policy_model import JOB, STEPS, PolicyModel
+from tests.scheduled_jobs import Job
 
-from inferq_worker.scheduling import Batch, SizeOrTimeout
+from inferq_worker.scheduling import SizeOrTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 MAX_ROWS, MAX_BYTES, MAX_WAIT_S = 4, 100, 0.010
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """The least that the scheduler wants to know."""
-
-    name: str = ""
-    rows: int = 1
-    payload_bytes: int = 1
-    bucket: Hashable = "b"
-    lane_rank: int = 0
-    arrived_s: float = 0.0
-    deadline_s: float | None = None
-    alone: bool = False
-    serve_late: bool = False
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 class Policy(SizeOrTimeout[Job]):
@@ -315,109 +298,32 @@ def test_a_long_wait_behind_a_busy_device_keeps_no_expired_jobs() -> None:
     assert kept < 100
 
 
-class Model:
-    """Everything that was added and where it went; fails on a job that is lost, doubled, or in bad company."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.policy = Policy(busy=False)
-        self.waiting: dict[Job, None] = {}
-        self.solo_last = False
-
-    def add(
-        self, rows: int, size: int, bucket: int, rank: int, left_ms: int | None, *, alone: bool, late: bool
-    ) -> None:
-        deadline_s = None if left_ms is None else self.now_s + left_ms / 1000
-        job = Job("", rows, size, bucket, rank, self.now_s, deadline_s, alone, late)
-        self.policy.add(job)
-        self.waiting[job] = None
-
-    def discard(self, index: int) -> None:
-        if self.waiting:
-            job = list(self.waiting)[index % len(self.waiting)]
-            assert self.policy.discard(job)
-            del self.waiting[job]
-
-    def poll(self, *, free: bool) -> None:
-        poll = self.policy.poll(self.now_s, free=free)
-        for job in poll.expired:
-            del self.waiting[job]
-            assert job.deadline_s is not None
-            assert job.deadline_s <= self.now_s
-            assert not job.serve_late
-        for job in self.waiting:
-            assert job.serve_late or job.deadline_s is None or job.deadline_s > self.now_s
-        if poll.batch is not None:
-            assert free
-            self.check(poll.batch)
-            for job in poll.batch.items:
-                del self.waiting[job]
-        elif free and self.waiting:
-            # Nobody may wait longer than the window while a device is free, and the policy says when to ask again.
-            assert poll.wake_s is not None
-            assert self.now_s < poll.wake_s <= min(job.arrived_s for job in self.waiting) + MAX_WAIT_S + 1e-9
-        assert len(self.policy) == len(self.waiting)
-
-    def check(self, batch: Batch[Job]) -> None:
-        assert batch.items
-        assert len(set(batch.items)) == len(batch.items)
-        assert batch.opened_s == min(job.arrived_s for job in batch.items)
-        if batch.reason == "solo":
-            assert [job.alone for job in batch.items] == [True]
-            assert not (self.solo_last and any(not job.alone for job in self.waiting))
-        else:
-            assert not any(job.alone for job in batch.items)
-            assert len({job.bucket for job in batch.items}) == 1
-        if len(batch.items) > 1:
-            assert batch.rows <= MAX_ROWS
-            assert sum(job.payload_bytes for job in batch.items) <= MAX_BYTES
-        self.solo_last = batch.reason == "solo"
+def test_a_large_job_keeps_its_place_in_its_lane_and_an_earlier_lane_runs_between_its_steps() -> None:
+    policy = Policy()
+    large = policy.put("large", 0.0, rows=4, later_rows=4, lane_rank=1)
+    policy.put("next", 0.0, lane_rank=1)
+    assert policy.leaves(0.0) == ("large", "full")
+    rest = large.rest()
+    assert rest is not None
+    policy.add(rest)
+    policy.put("urgent", 0.001, rows=4)
+    assert [policy.leaves(1.0) for _ in range(3)] == [("urgent", "full"), ("large", "full"), ("next", "wait")]
 
 
-ADD = st.tuples(
-    st.just("add"),
-    st.integers(1, 6),
-    st.integers(1, 150),
-    st.integers(0, 2),
-    st.integers(0, 1),
-    st.none() | st.integers(-1, 40),
-    st.booleans(),
-    st.booleans(),
-)
-STEPS = st.lists(
-    ADD
-    | st.tuples(st.just("discard"), st.integers(0, 50))
-    | st.tuples(st.just("poll"), st.booleans())
-    | st.tuples(st.just("pass"), st.integers(0, 15)),
-    max_size=80,
-)
+# Whatever happens
+
+
+def model() -> PolicyModel:
+    return PolicyModel(Policy(busy=False), max_rows=MAX_ROWS, max_bytes=MAX_BYTES, max_wait_s=MAX_WAIT_S)
 
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_no_job_is_lost_doubled_or_in_bad_company_whatever_happens(steps: list[tuple[Any, ...]]) -> None:
-    model = Model()
-    for kind, *values in steps:
-        if kind == "add":
-            *numbers, alone, late = values
-            model.add(*numbers, alone=alone, late=late)
-        elif kind == "discard":
-            model.discard(values[0])
-        elif kind == "poll":
-            model.poll(free=values[0])
-        else:
-            model.now_s += values[0] / 1000
-    assert sorted(map(id, model.policy.drain())) == sorted(map(id, model.waiting))
-    assert len(model.policy) == 0
+    model().goes_through(steps)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(ADD, max_size=60))
-def test_a_free_device_empties_the_queue_in_the_end(jobs: list[tuple[Any, ...]]) -> None:
-    model = Model()
-    for _, *numbers, alone, late in jobs:
-        model.add(*numbers, alone=alone, late=late)
-    for _ in range(2 * len(jobs) + 2):
-        model.poll(free=True)
-        model.now_s += MAX_WAIT_S
-    assert not model.waiting
+@given(st.lists(JOB, max_size=60))
+def test_a_free_device_empties_the_queue_in_the_end(jobs: list[dict[str, Any]]) -> None:
+    model().empties(jobs)

@@ -35,7 +35,7 @@ from inferq_worker.tasks import Tasks
 from inferq_worker.triage import Triage
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from inferq_worker.work import Request, WorkItem
 
@@ -45,13 +45,14 @@ TARGET_ROWS = 4
 
 @dataclass(slots=True)
 class Ahead:
-    """A policy with so many rows before any new job."""
+    """A policy with so many rows before any new job, of the new job's bucket or of another one."""
 
     rows: int = 0
+    other_rows: int = 0
 
-    def rows_ahead(self, due_s: float) -> int:
+    def rows_ahead(self, due_s: float) -> Mapping[Hashable, int]:
         del due_s
-        return self.rows
+        return {"b": self.rows, "other": self.other_rows}
 
     def target_rows(self, bucket: Hashable) -> int:
         del bucket
@@ -74,11 +75,13 @@ class Desk:
         self.tasks = Tasks(cast("Any", asyncio.get_running_loop()))
         self.device = Device(1, self.clock)
         self.latency = LatencyTable({1: RUN_S, TARGET_ROWS: RUN_S})
+        self.slow = LatencyTable({1: 10 * RUN_S})
         if cpu:
             worker = CpuWorker(CPU_S, lanes=1, held_jobs=0, beat=1)
             self.pool.update({"c": worker}, gpu_workers=1, queued_jobs=0, now_s=self.clock.now())
         self.triage = Triage(
             policy=self.ahead if judges else None,
+            latency_of=lambda bucket: self.slow if bucket == "other" else self.latency,
             device=self.device,
             cpus={"m": self.pool},
             after=RunningP95(AFTER_S),
@@ -107,7 +110,7 @@ class Desk:
         return item_of(job, request=self.request(lane), deadline_s=self.clock.now() + left_s, **own)
 
     def admits(self, item: WorkItem) -> bool:
-        return self.triage.admits(item, self.latency)
+        return self.triage.admits(item)
 
     async def moved(self) -> list[Published]:
         await self.tasks.idle()
@@ -207,6 +210,20 @@ async def test_large_jobs_are_judged_by_all_their_rows(desk: Desk) -> None:
     rows = [1.0] * 8 * TARGET_ROWS
     with pytest.raises(WorkError, match="answer in 803 ms"):
         desk.admits(desk.item(0.7, *rows))
+
+
+async def test_large_jobs_are_judged_by_the_runs_of_all_their_steps(desk: Desk) -> None:
+    item = desk.item(0.2, *[1.0] * (TARGET_ROWS + 1))
+    item.step_rows = TARGET_ROWS
+    with pytest.raises(WorkError, match="answer in 203 ms"):
+        desk.admits(item)
+
+
+async def test_what_another_model_runs_before_is_reckoned_with_its_own_run_time(desk: Desk) -> None:
+    desk.ahead.other_rows = 1
+    assert desk.admits(desk.item(1.2, fallback="never"))
+    with pytest.raises(WorkError, match="answer in 1103 ms"):
+        desk.admits(desk.item(1.0, fallback="never"))
 
 
 @pytest.mark.parametrize("kind", [{"lane_rank": 1, "lane": "bulk"}, {"alone": True}, {"left_s": None}])

@@ -15,7 +15,9 @@ from inferq_worker.scheduling.traces import Arrival
 from inferq_worker.whatif import latencies
 from inferq_worker.whatif.cases import Case, parse_case
 from inferq_worker.whatif.latencies import fetch_latency, parse_latency
+from inferq_worker.whatif.plot import svg
 from inferq_worker.whatif.recorded import read_trace
+from inferq_worker.whatif.report import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +137,9 @@ def test_goodput_is_drawn_under_the_bound(capsys: pytest.CaptureFixture[str], tm
     capsys.readouterr()
     root = ET.parse(tmp_path / "goodput.svg").getroot()  # noqa: S314 - written a line above
     lines = [line.get("points", "").split() for line in root.iter(f"{SVG}polyline")]
-    assert [len(points) for points in lines] == [61, 2, 2], "the bound, and a point for each rate of each case"
+    assert [len(points) for points in lines] == [62, 2, 2], "the bound with its corner, and each case"
+    dots = {float(dot.get("r", "")) for dot in root.iter(f"{SVG}circle")}
+    assert dots == {4.5, 3.0}, "what another case covers shows as a ring"
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert {"bound", "a<b & c", "plain", "100 %", "0 %", "2,000"} <= set(texts)
     for points in lines:
@@ -143,6 +147,13 @@ def test_goodput_is_drawn_under_the_bound(capsys: pytest.CaptureFixture[str], tm
             x, y = map(float, point.split(","))
             assert 64 <= x <= 736
             assert 40 <= y <= 384
+
+
+def test_a_title_too_long_for_the_drawing_is_cut_and_told_whole_to_who_points_at_it() -> None:
+    outcome = Outcome("a", 1.0, 1, 1.0, 1.0, None, None, {}, 1.0, 1.0, 0.0, 0.0, {}, {})
+    root = ET.fromstring(svg([outcome], "x" * 200))  # noqa: S314 - drawn here
+    assert root.findtext(f"{SVG}title") == "x" * 200
+    assert root.findtext(f"{SVG}text") == "x" * 83 + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def test_the_help_shows_every_knob_of_a_case(capsys: pytest.CaptureFixture[str]) -> None:

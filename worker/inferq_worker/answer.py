@@ -107,7 +107,7 @@ def _timing(item: WorkItem, times: RunTimes, now_ms: float) -> Timing:
     return Timing(
         broker=broker_ms,
         queue=(times.closed_s - item.arrived_s) * 1000,
-        batch=max(0.0, (times.ended_s - times.closed_s - item.run_s) * 1000),
-        run=item.run_s * 1000,
+        batch=max(0.0, (times.ended_s - times.closed_s - item.steps.run_s) * 1000),
+        run=item.steps.run_s * 1000,
         total=inside_ms if sent_ms is None else max(inside_ms, now_ms - sent_ms),
     )

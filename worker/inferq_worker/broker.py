@@ -110,10 +110,11 @@ class Broker:
                 try:
                     workers, gpu_workers = await store.cpu_workers(consumer.lane.model)
                 except StoreUnavailable:
+                    # Nothing is diverted to workers that are not heard of. Whether they left their queue, nobody knows.
                     continue
                 depth = await self._depth(consumer.lane.queue) if workers else None
-                pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=time.monotonic())
-                await consumer.switch("cpu worker", paused=pool.lanes > 0)
+                pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=(now_s := time.monotonic()))
+                await consumer.switch("cpu worker", paused=pool.lives(now_s))
             end_if_cancelled()
             await asyncio.sleep(_FALLBACK_EVERY_S)
 

@@ -8,8 +8,12 @@ together do not divert into the same gap at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgpack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STALE_AFTER_S = 5.0
 HOP_S = 0.01
@@ -45,17 +49,20 @@ class CpuWorker:
 
 @dataclass(slots=True)
 class CpuPool:
-    """The CPU workers of one model, as seen by a GPU worker; absent workers mean no diversion."""
+    """The CPU workers of one model, as seen by a GPU worker; absent workers mean no diversion.
 
-    run_s: float = 0.0
-    lanes: int = 0
+    A worker counts for `STALE_AFTER_S` after its latest beat was seen, by this process's own clock: also while the
+    store cannot be asked, so that nothing is diverted to workers of which nobody knows whether they still live.
+    """
+
     queued_jobs: int = 0
-    held_jobs: int = 0
     gpu_workers: int = 1
     diverted_since: int = 0
-    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _seen: dict[str, tuple[CpuWorker, float]] = field(default_factory=dict)
 
-    def update(self, workers: dict[str, CpuWorker], *, gpu_workers: int, queued_jobs: int | None, now_s: float) -> None:
+    def update(
+        self, workers: Mapping[str, CpuWorker], *, gpu_workers: int, queued_jobs: int | None, now_s: float
+    ) -> None:
         """Take a new picture in.
 
         Args:
@@ -64,26 +71,35 @@ class CpuPool:
             queued_jobs: depth of the fallback queue; None if it could not be counted, and the old one stands.
             now_s: monotonic seconds.
         """
-        for worker, entry in workers.items():
-            if worker not in self._seen or self._seen[worker][0] != entry.beat:
-                self._seen[worker] = (entry.beat, now_s)
-        self._seen = {worker: seen for worker, seen in self._seen.items() if worker in workers}
-        fresh = [entry for worker, entry in workers.items() if now_s - self._seen[worker][1] < STALE_AFTER_S]
-        self.lanes = sum(entry.lanes for entry in fresh)
-        self.held_jobs = sum(entry.held_jobs for entry in fresh)
-        self.run_s = max((entry.run_s for entry in fresh), default=0.0)
+        self._seen = {worker: self._beat(worker, entry, now_s) for worker, entry in workers.items()}
         self.gpu_workers = max(1, gpu_workers)
         if queued_jobs is not None:
             self.queued_jobs = queued_jobs
             self.diverted_since = 0
 
+    def lives(self, now_s: float) -> bool:
+        """Whether a CPU worker serves the fallback queue, as far as is known."""
+        return any(entry.lanes for entry in self._fresh(now_s))
+
     def finish_s(self, rows: int, now_s: float) -> float | None:
         """When a CPU worker would answer a job diverted now, monotonic seconds; None if there is none."""
-        if not self.lanes:
+        fresh = self._fresh(now_s)
+        lanes = sum(entry.lanes for entry in fresh)
+        if not lanes:
             return None
-        before = self.queued_jobs + self.held_jobs + self.diverted_since * self.gpu_workers
-        return now_s + HOP_S + (before // self.lanes) * self.run_s + self.run_s * rows
+        run_s = max(entry.run_s for entry in fresh)
+        held_jobs = sum(entry.held_jobs for entry in fresh)
+        before = self.queued_jobs + held_jobs + self.diverted_since * self.gpu_workers
+        return now_s + HOP_S + (before // lanes) * run_s + run_s * rows
 
     def diverted(self) -> None:
         """One job was diverted."""
         self.diverted_since += 1
+
+    def _fresh(self, now_s: float) -> list[CpuWorker]:
+        return [entry for entry, seen_s in self._seen.values() if now_s - seen_s < STALE_AFTER_S]
+
+    def _beat(self, worker: str, entry: CpuWorker, now_s: float) -> tuple[CpuWorker, float]:
+        """The entry, and when its beat was first seen."""
+        known = self._seen.get(worker)
+        return entry, now_s if known is None or known[0].beat != entry.beat else known[1]

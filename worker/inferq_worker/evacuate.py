@@ -39,7 +39,7 @@ class Evacuation:
 
     def _evacuate(self, model: str) -> None:
         for item in self._hand.jobs_of(model):
-            if self._batcher.discard(item):
+            if self._batcher.discard(item.waiting):
                 self._take(item)
 
     def _take(self, item: WorkItem) -> None:

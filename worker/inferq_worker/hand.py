@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from inferq_worker.errors import WorkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.outbox import Outbox
-    from inferq_worker.served import ServedModel
+    from inferq_worker.scheduling import Policy
     from inferq_worker.triage import Triage
     from inferq_worker.work import Request, WorkItem
 
@@ -21,7 +21,7 @@ class Hand:
     """Knows every admitted job by its id until its outcome is on its way.
 
     Args:
-        models: by name.
+        policy: holds the jobs that wait.
         outbox: answers that need no run.
         triage: finds a CPU worker for a job that the scheduler gave up.
 
@@ -30,8 +30,8 @@ class Hand:
         watchers: called after every job that is taken.
     """
 
-    def __init__(self, *, models: Mapping[str, ServedModel], outbox: Outbox, triage: Triage, metrics: Metrics) -> None:
-        self._models = models
+    def __init__(self, *, policy: Policy[WorkItem], outbox: Outbox, triage: Triage, metrics: Metrics) -> None:
+        self._policy = policy
         self._outbox = outbox
         self._triage = triage
         self._metrics = metrics
@@ -63,13 +63,16 @@ class Hand:
         return [item for item in self._items.values() if item.job.model == model]
 
     def leave(self, item: WorkItem) -> None:
-        """Its outcome is on its way."""
-        if self._items.get(item.job.id) is item:
+        """Its outcome is on its way: no other step of it need run."""
+        if item in self:
             del self._items[item.job.id]
+            if item.steps.waiting is not None:
+                self._policy.discard(item.waiting)
 
     def __contains__(self, item: WorkItem) -> bool:
-        """Whether the job still needs an outcome."""
-        return self._items.get(item.job.id) is item
+        """Whether the job, of which this may be any step, still needs an outcome."""
+        held = self._items.get(item.job.id)
+        return held is not None and held.steps is item.steps
 
     def expired(self, item: WorkItem) -> None:
         """Its deadline passed while it waited."""
@@ -81,7 +84,7 @@ class Hand:
 
     def given_up(self, item: WorkItem) -> None:
         """It has time left, but no run could answer it without making many others late."""
-        self._triage.doubts(item, self._models[item.job.model].latency)
+        self._triage.doubts(item)
         if item.deadline_s is not None and self._triage.rescues(item, reason="deadline"):
             self.leave(item)
             return
@@ -114,7 +117,7 @@ class Hand:
             held.setdefault((item.job.model, item.lane), []).append(item)
         for (model, lane), items in held.items():
             self._lanes_seen.add((model, lane))
-            rows, payload_bytes = sum(item.rows_left for item in items), sum(item.payload_bytes for item in items)
+            rows, payload_bytes = sum(item.open_rows for item in items), sum(item.payload_bytes for item in items)
             self._metrics.held(model, lane, jobs=len(items), rows=rows, payload_bytes=payload_bytes)
             oldest_s = min((item.arrived_s for item in items), default=now_s)
             self._metrics.oldest_job_age(model, lane, now_s - oldest_s)

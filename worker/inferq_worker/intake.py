@@ -160,7 +160,7 @@ class Intake:
             item.alone = alone
             if self._evacuation.takes(item):
                 return
-            if not self._triage.admits(item, self._models[job.model].latency):
+            if not self._triage.admits(item):
                 return
         except WorkError as error:
             if error.code == "deadline_exceeded":

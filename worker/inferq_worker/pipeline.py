@@ -167,6 +167,8 @@ class Pipeline:
         return record, Batch(runs, batch.reason, batch.opened_s)
 
     def _still_runs(self, item: WorkItem, outcome: Outcome | None) -> bool:
+        if item not in self._hand:
+            return False
         if outcome is not None:
             self._hand.leave(item)
             self._outbox.repeat(item, outcome)
@@ -248,22 +250,17 @@ class Pipeline:
         self._after.observe(time.monotonic() - times.ended_s)
 
     def _done(self, batch: Batch[WorkItem], report: RunReport) -> Iterator[tuple[WorkItem, Feeds | RowError]]:
-        """Jobs that this run answers: not those that left meanwhile, that a CPU still saves, or with steps left."""
+        """Jobs that this run answers: not those that left meanwhile, that a CPU still saves, or with steps to run."""
         for item, outputs in zip(batch.items, report.answers, strict=True):
             if item not in self._hand:
                 continue
             if _timed_out(outputs) and self._triage.rescues(item, reason="timeout"):
                 self._hand.leave(item)
                 continue
-            item.run_s += report.run_s
-            whole = outputs if isinstance(outputs, RowError) else item.step(outputs)
+            whole = outputs if isinstance(outputs, RowError) else item.done(outputs, report.run_s)
             if whole is not None:
                 self._hand.leave(item)
                 yield item, whole
-            elif self._hand.draining:
-                self._hand.give_back(item)
-            else:
-                self._batcher.add(item)
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name

@@ -145,14 +145,16 @@ class Store:
         old = [record.key for record in records if record.started_unix_ms < oldest_ms]
         if old:
             await self._call("running", self._redis.hdel(self._running_key, *old))
-        workers = sorted({record.worker for record in records})
-        beats = (
-            await self._call("running", self._redis.mget([self._beat_key(worker) for worker in workers]))
-            if workers
-            else []
-        )
-        alive = frozenset(worker for worker, beat in zip(workers, beats, strict=True) if beat is not None)
+        alive = await self._alive({record.worker for record in records})
         return [record for record in records if record.started_unix_ms >= oldest_ms], alive
+
+    async def _alive(self, workers: Collection[str]) -> frozenset[str]:
+        """Those whose heartbeat is current."""
+        ids = sorted(workers)
+        if not ids:
+            return frozenset()
+        beats = await self._call("running", self._redis.mget([self._beat_key(worker) for worker in ids]))
+        return frozenset(worker for worker, beat in zip(ids, beats, strict=True) if beat is not None)
 
     async def forget_runs(self, job_id: str, records: Sequence[RunRecord]) -> None:
         """Remove the solo records of a job that was parked, so that an operator's requeue starts afresh."""
@@ -172,25 +174,38 @@ class Store:
         for model, entry in (cpu or {}).items():
             pipe.hset(self._cpu_key(model), self._worker, entry.encode())
             pipe.expire(self._cpu_key(model), HEARTBEAT_TTL_S)
+            pipe.hkeys(self._cpu_key(model))
         for model in gpu_models:
-            pipe.zadd(self._gpu_key(model), {self._worker: time.time()})
-            pipe.zremrangebyscore(self._gpu_key(model), "-inf", time.time() - HEARTBEAT_TTL_S)
+            pipe.sadd(self._gpu_key(model), self._worker)
             pipe.expire(self._gpu_key(model), HEARTBEAT_TTL_S)
         try:
-            await self._execute(pipe, "running", probe=True)
+            replies = await self._execute(pipe, "running", probe=True)
         finally:
             self._metrics.redis_available(available=self.up)
+        for number, model in enumerate(cpu or {}, start=1):
+            await self._sweep_cpus(model, {key.decode() for key in replies[3 * number]} - {self._worker})
 
     async def cpu_workers(self, model: str) -> tuple[dict[str, CpuWorker], int]:
         """Workers in the CPU role that serve a model's fallback queue, by id, and how many GPU workers divert to them.
 
-        Entries of workers that ended without a word stay for a while; their `beat` stands still.
+        Counted is whose heartbeat has not lapsed, by Redis' own time: clocks of several machines are never compared.
+        Each role sweeps its own that ended without a word; the CPU role at its beats.
         """
         pipe = self._pipeline()
         pipe.hgetall(self._cpu_key(model))
-        pipe.zcount(self._gpu_key(model), time.time() - HEARTBEAT_TTL_S, "+inf")
-        entries, gpu_workers = await self._execute(pipe, "running")
-        return {key.decode(): CpuWorker.decode(raw) for key, raw in entries.items()}, int(gpu_workers)
+        pipe.smembers(self._gpu_key(model))
+        entries, members = await self._execute(pipe, "running")
+        cpus = {key.decode(): CpuWorker.decode(raw) for key, raw in entries.items()}
+        gpus = {key.decode() for key in members}
+        alive = await self._alive(cpus.keys() | gpus)
+        if gpus - alive:
+            await self._call("running", self._redis.srem(self._gpu_key(model), *(gpus - alive)))
+        return {worker: entry for worker, entry in cpus.items() if worker in alive}, len(gpus & alive)
+
+    async def _sweep_cpus(self, model: str, others: Collection[str]) -> None:
+        gone = set(others) - await self._alive(others)
+        if gone:
+            await self._call("running", self._redis.hdel(self._cpu_key(model), *gone))
 
     async def retire(self, *, cpu_models: Sequence[str] = (), gpu_models: Sequence[str] = ()) -> None:
         """A clean end: the heartbeat goes at once, and nobody counts on this worker any more. Models as in `beat`."""
@@ -199,7 +214,7 @@ class Store:
         for model in cpu_models:
             pipe.hdel(self._cpu_key(model), self._worker)
         for model in gpu_models:
-            pipe.zrem(self._gpu_key(model), self._worker)
+            pipe.srem(self._gpu_key(model), self._worker)
         await self._execute(pipe, "running")
 
     async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from inferq_schemas import FALLBACK_LANE, Result
 from inferq_worker.errors import WorkError
-from inferq_worker.scheduling.admission import Admission, Forecast, ForecastingPolicy, decide, forecast
+from inferq_worker.scheduling.admission import Admission, Backlog, Forecast, ForecastingPolicy, decide, forecast
 from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from inferq_schemas import Job
     from inferq_worker.cpu import CpuPool
@@ -32,6 +32,7 @@ class Triage:
 
     Args:
         policy: knows how much runs before a new job; None judges nothing (size-or-timeout).
+        latency_of: run times of a bucket's model.
         cpus: CPU workers by model, kept current by the upkeep; empty in the CPU role.
         after: what follows a run until the answer is out.
     """
@@ -40,6 +41,7 @@ class Triage:
         self,
         *,
         policy: ForecastingPolicy | None,
+        latency_of: Callable[[Hashable], LatencyTable],
         device: Device,
         cpus: Mapping[str, CpuPool],
         after: RunningP95,
@@ -49,6 +51,7 @@ class Triage:
         tasks: Tasks,
     ) -> None:
         self._policy = policy
+        self._latency_of = latency_of
         self._device = device
         self._cpus = cpus
         self._finisher = finisher
@@ -57,7 +60,7 @@ class Triage:
         self._tasks = tasks
         self._after = after
 
-    def admits(self, item: WorkItem, latency: LatencyTable) -> bool:
+    def admits(self, item: WorkItem) -> bool:
         """Whether the GPU takes the job; False: it was diverted.
 
         Raises:
@@ -65,7 +68,7 @@ class Triage:
         """
         if self._policy is None or item.deadline_s is None or item.alone or item.lane_rank:
             return True
-        gpu = self._forecast(self._policy, item, latency)
+        gpu = self._forecast(self._policy, item, item.deadline_s)
         if gpu is None:
             return True
         cpu_s = self._cpu_finish_s(item)
@@ -77,7 +80,7 @@ class Triage:
             serve_late=item.serve_late,
         )
         if decision is not Admission.TAKE:
-            self._doubt(item, latency)
+            self.doubts(item)
         if decision is Admission.DIVERT:
             self._divert(item, gpu.sober_s, cpu_s, "deadline")
             return False
@@ -85,9 +88,10 @@ class Triage:
             raise WorkError("deadline_exceeded", self._both_miss(item, gpu.hopeful_s, cpu_s))
         return True
 
-    def doubts(self, item: WorkItem, latency: LatencyTable) -> None:
-        """The scheduler gave the job up, because of predictions that no run may confirm any more."""
-        self._doubt(item, latency)
+    def doubts(self, item: WorkItem) -> None:
+        """The job is turned away, because of predictions that no run may confirm any more."""
+        if self._latency_of(item.bucket).doubt(self._clock.now(), item.bucket):
+            self._after.doubt()
 
     def rescues(self, item: WorkItem, *, reason: str, patience_until_s: float = float("inf")) -> bool:
         """Whether a CPU worker can still answer a job in time, and the job was handed to it.
@@ -112,21 +116,24 @@ class Triage:
         reserve_s = _CPU_RESERVE * (item.deadline_s - item.arrived_s)
         return item.deadline_s - max(reserve_s, _HANDING_OVER * (cpu_s - self._clock.now()))
 
-    def _forecast(self, policy: ForecastingPolicy, item: WorkItem, latency: LatencyTable) -> Forecast | None:
-        if item.deadline_s is None or latency.predict(1, item.bucket) is None:
+    def _forecast(self, policy: ForecastingPolicy, item: WorkItem, deadline_s: float) -> Forecast | None:
+        """When this worker would answer; None while nothing is known of its run times."""
+        if self._latency_of(item.bucket).predict(1, item.bucket) is None:
             return None
+        ahead = dict(policy.rows_ahead(deadline_s))
+        own = self._backlog(policy, item.bucket, ahead.pop(item.bucket, 0))
         return forecast(
-            rows_ahead=policy.rows_ahead(item.deadline_s),
-            rows=item.job.rows,
-            target_rows=policy.target_rows(item.bucket),
+            rows=item.rows_left,
+            step_rows=item.step_rows,
+            own=own,
+            others=(self._backlog(policy, bucket, rows) for bucket, rows in ahead.items()),
             start_s=self._device.start_s,
-            run_s=lambda rows: latency.predict(rows, item.bucket) or 0.0,
             after_s=self._after.seconds,
         )
 
-    def _doubt(self, item: WorkItem, latency: LatencyTable) -> None:
-        if latency.doubt(self._clock.now(), item.bucket):
-            self._after.doubt()
+    def _backlog(self, policy: ForecastingPolicy, bucket: Hashable, rows: int) -> Backlog:
+        latency = self._latency_of(bucket)
+        return Backlog(rows, policy.target_rows(bucket), lambda rows: latency.predict(rows, bucket) or 0.0)
 
     def _may_divert(self, item: WorkItem) -> bool:
         # A suspect moved to another queue would come as new there, and run among others.

@@ -91,6 +91,7 @@ def wire(  # noqa: PLR0913 - what the program hands in
     policy = _policy(settings, models, after)
     triage = Triage(
         policy=policy if isinstance(policy, ForecastingPolicy) else None,
+        latency_of=lambda bucket: _model(models, bucket).latency,
         device=device,
         cpus=cpus,
         after=after,
@@ -100,7 +101,7 @@ def wire(  # noqa: PLR0913 - what the program hands in
         tasks=tasks,
     )
     outbox = Outbox(finisher, answerer, tasks)
-    hand = Hand(models=models, outbox=outbox, triage=triage, metrics=metrics)
+    hand = Hand(policy=policy, outbox=outbox, triage=triage, metrics=metrics)
     batcher: Batcher[WorkItem] = Batcher(policy, clock, hand.expired, hand.given_up)
     breakers = Breakers(
         settings.breaker, models, broker.pause_model, device=device, clock=clock, metrics=metrics, tasks=tasks

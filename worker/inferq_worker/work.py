@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -97,24 +98,42 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class WorkItem:
-    """One admitted job.
+class Steps:
+    """What the steps of one job have in common.
 
-    A job with more rows than a batch goes in steps: the scheduler sees the rows of the next step, other jobs run
-    between two steps, and the last one shares its batch. Its answer is joined again.
+    Args:
+        outputs: of the steps that are done, by their first row; steps may end in any order.
+        done_rows: rows of those.
+        run_s: seconds that they ran.
+        waiting: the step that the scheduler holds, or held last, if one has left before it.
+    """
+
+    outputs: dict[int, Feeds] = field(default_factory=dict)
+    done_rows: int = 0
+    run_s: float = 0.0
+    waiting: WorkItem | None = None
+
+
+@dataclass(slots=True, eq=False)
+class WorkItem:
+    """One admitted job, or a step of it.
+
+    A job with more rows than a batch goes in steps: the scheduler sees the rows of the next step, jobs that are due
+    earlier run between two steps, and the last one shares its batch. While a step runs, the next one waits in the
+    job's place already. Its answer is joined again.
 
     Args:
         requests: who waits for the answer; a redelivery or a duplicate attaches itself here.
         inputs: name -> array `(all rows, ...)`, read-only views of the message body; shared scalars have shape `()`.
         step_rows: most rows of one step.
-        rows: rows of the next step.
-        run_s: seconds that its steps ran so far.
         bucket: jobs of equal bucket can share a batch (same model, names, types and inner shapes).
         digest: 16 bytes over the job's content.
         arrived_s: monotonic seconds.
         deadline_s: monotonic seconds, None = none.
         alone: it stood in a run that never ended, so it runs by itself.
-        serve_late: the caller wants the answer even after the deadline.
+        first_row: of this step, among the job's rows.
+        steps: shared by all steps of the job.
+        rows: of this step.
     """
 
     job: Job
@@ -128,47 +147,62 @@ class WorkItem:
     arrived_s: float
     deadline_s: float | None
     alone: bool = False
+    first_row: int = 0
+    steps: Steps = field(default_factory=Steps)
     rows: int = field(init=False)
-    run_s: float = 0.0
-    _done: list[Feeds] = field(default_factory=list)
-    _done_rows: int = 0
+    rows_left: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """The first step."""
-        self.rows = min(self.step_rows, self.job.rows)
-
-    @property
-    def rows_left(self) -> int:
-        """Rows of all steps that have not been run."""
-        return self.job.rows - self._done_rows
+        """As many rows as a step may have."""
+        self.rows_left = self.job.rows - self.first_row
+        self.rows = min(self.step_rows, self.rows_left)
 
     @property
     def started(self) -> bool:
-        """Whether a step of it has been run."""
-        return self._done_rows > 0
+        """Whether a step of it came before this one."""
+        return self.first_row > 0
+
+    @property
+    def waiting(self) -> WorkItem:
+        """The step of this job that the scheduler holds, if it holds any."""
+        return self.steps.waiting or self
+
+    @property
+    def open_rows(self) -> int:
+        """Rows of the job that have not been run."""
+        return self.job.rows - self.steps.done_rows
 
     @property
     def feeds(self) -> Feeds:
-        """Inputs of the next step: views `(rows, ...)`."""
+        """Inputs of this step: views `(rows, ...)`."""
         if self.rows == self.job.rows:
             return self.inputs
-        rows = slice(self._done_rows, self._done_rows + self.rows)
+        rows = slice(self.first_row, self.first_row + self.rows)
         return {name: array[rows] if array.ndim else array for name, array in self.inputs.items()}
 
-    def step(self, outputs: Feeds) -> Feeds | None:
-        """Take in what came of the step: the whole answer if it was the last, else None and `rows` is the next one's.
+    def rest(self) -> WorkItem | None:
+        """The next step, once this one has been chosen to run; None after the last."""
+        last = self.rows == self.rows_left
+        self.steps.waiting = None if last else replace(self, first_row=self.first_row + self.rows)
+        return self.steps.waiting
+
+    def done(self, outputs: Feeds, run_s: float) -> Feeds | None:
+        """Take in what came of this step: the whole answer if all others are done, else None.
 
         Args:
             outputs: name -> array `(rows, ...)`.
+            run_s: seconds that it ran.
         """
-        self._done_rows += self.rows
-        self._done.append(outputs)
-        if self.rows_left:
-            self.rows = min(self.step_rows, self.rows_left)
+        steps = self.steps
+        steps.outputs[self.first_row] = outputs
+        steps.done_rows += self.rows
+        steps.run_s += run_s
+        if self.open_rows:
             return None
-        if len(self._done) == 1:
+        if len(steps.outputs) == 1:
             return outputs
-        return {name: np.concatenate([part[name] for part in self._done]) for name in outputs}
+        parts = [part for _, part in sorted(steps.outputs.items(), key=itemgetter(0))]
+        return {name: np.concatenate([part[name] for part in parts]) for name in outputs}
 
     @property
     def lane(self) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
 
 class Admission(Enum):
@@ -25,11 +25,11 @@ class Admission(Enum):
 class ForecastingPolicy(Protocol):
     """A policy that knows what runs before a new job."""
 
-    def rows_ahead(self, due_s: float) -> int:
-        """Rows that run before a new job that is due at `due_s`, monotonic seconds."""
+    def rows_ahead(self, due_s: float) -> Mapping[Hashable, int]:
+        """Rows by bucket that run before a new job that is due at `due_s`, monotonic seconds; no zeros."""
 
     def target_rows(self, bucket: Hashable) -> int:
-        """Rows of the batches that they run in; >= 1."""
+        """Rows of the batches that jobs of a bucket run in; >= 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +45,70 @@ class Forecast:
     sober_s: float
 
 
+class Backlog(NamedTuple):
+    """What runs of one bucket before a new job.
+
+    Attributes:
+        rows: those that run before.
+        target_rows: of a batch of this bucket; >= 1.
+        run_s: rows of this bucket -> run seconds.
+    """
+
+    rows: int
+    target_rows: int
+    run_s: Callable[[int], float]
+
+
 def forecast(
-    *, rows_ahead: int, rows: int, target_rows: int, start_s: float, run_s: Callable[[int], float], after_s: float
+    *, rows: int, step_rows: int, own: Backlog, others: Iterable[Backlog] = (), start_s: float, after_s: float
 ) -> Forecast:
     """Predict the answer to a job that arrives now.
 
     Args:
-        rows_ahead: rows that run before it.
-        rows: its own; with more than a batch it runs alone.
-        target_rows: rows of the batches before it.
+        rows: all its rows.
+        step_rows: its largest step: with more rows it goes in several.
+        own: what runs before it of its own bucket; it rides with the last of that.
+        others: what runs before it of other buckets, with which it cannot ride.
         start_s: when the device is free, monotonic seconds.
-        run_s: rows -> run seconds.
         after_s: from the end of a run to the answer, seconds.
     """
-    batches, rest = divmod(rows_ahead, target_rows)
-    before_s = start_s + batches * run_s(target_rows) + after_s
-    own_s = run_s(max(rows, min(target_rows, rest + rows)))
-    return Forecast(before_s + own_s, before_s + (run_s(max(rows, target_rows)) if batches else own_s))
+    start_s += after_s
+    before = [_runs(one) for one in others]
+    hopeful_s = start_s + sum(hopeful for hopeful, _ in before)
+    sober_s = start_s + sum(sober for _, sober in before)
+    if rows > step_rows:
+        own_hopeful_s, own_sober_s = _in_steps(rows, step_rows, own)
+    else:
+        own_hopeful_s, own_sober_s = _in_one(rows, own)
+    return Forecast(hopeful_s + own_hopeful_s, sober_s + own_sober_s)
+
+
+def _runs(backlog: Backlog) -> tuple[float, float]:
+    """Seconds that a backlog takes: if its last batch is no larger than what waits, and if it is full by then."""
+    rows, target_rows, run_s = backlog
+    batches, rest = divmod(rows, target_rows)
+    full_s = run_s(target_rows)
+    rest_s = run_s(rest) if rest else 0.0
+    return batches * full_s + rest_s, batches * full_s + (full_s if batches and rest else rest_s)
+
+
+def _in_one(rows: int, own: Backlog) -> tuple[float, float]:
+    """The same until a job has run that rides with the last rows before it."""
+    batches, rest = divmod(own.rows, own.target_rows)
+    before_s = batches * own.run_s(own.target_rows)
+    small_s = own.run_s(max(rows, min(own.target_rows, rest + rows)))
+    return before_s + small_s, before_s + (own.run_s(max(rows, own.target_rows)) if batches else small_s)
+
+
+def _in_steps(rows: int, step_rows: int, own: Backlog) -> tuple[float, float]:
+    """The same until all steps of a large job have run; the last may share its batch."""
+    hopeful_s, sober_s = _runs(own)
+    steps, last_rows = divmod(rows, step_rows)
+    steps_s = steps * own.run_s(step_rows)
+    if last_rows:
+        hopeful_s += own.run_s(last_rows)
+        sober_s += own.run_s(max(last_rows, own.target_rows))
+    return hopeful_s + steps_s, sober_s + steps_s
 
 
 def decide(gpu: Forecast, *, cpu_s: float | None, deadline_s: float, may_divert: bool, serve_late: bool) -> Admission:

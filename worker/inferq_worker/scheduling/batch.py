@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -21,7 +21,11 @@ def row_limit(max_rows: RowLimit) -> Callable[[Hashable], int]:
 
 
 class Entry(Protocol):
-    """A job as the scheduler sees it; times are monotonic seconds."""
+    """A job as the scheduler sees it, or one step of a large one; times are monotonic seconds.
+
+    Attributes:
+        rows: what it brings to its batch.
+    """
 
     rows: int
     payload_bytes: int
@@ -34,6 +38,17 @@ class Entry(Protocol):
     @property
     def serve_late(self) -> bool:
         """Run it even when its deadline has passed."""
+
+    @property
+    def rows_left(self) -> int:
+        """Its rows, and those of the steps that come after it."""
+
+    @property
+    def started(self) -> bool:
+        """A step of it came before this one."""
+
+    def rest(self) -> Self | None:
+        """The next step, once this one has been chosen to run; None after the last."""
 
 
 T = TypeVar("T", bound=Entry)

@@ -70,6 +70,7 @@ class Batcher(Generic[T]):
             self._changed.clear()
             batch = self._poll(free=True, start_s=None if start_s is None else start_s())
             if batch is not None:
+                self._keep_rest(batch)
                 return batch
             await self._changed.wait()
         return None
@@ -95,6 +96,13 @@ class Batcher(Generic[T]):
         if poll.wake_s is not None:
             self._arm(poll.wake_s)
         return poll.batch
+
+    def _keep_rest(self, batch: Batch[T]) -> None:
+        """What is left of a large job waits again before anybody else is chosen, while this step of it runs."""
+        for item in reversed(batch.items):
+            rest = item.rest()
+            if rest is not None:
+                self.add(rest)
 
     def _arm(self, when_s: float) -> None:
         if when_s >= self._timer_s:

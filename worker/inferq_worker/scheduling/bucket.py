@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from inferq_worker.scheduling.batch import Entry
@@ -18,15 +19,19 @@ class Bucket(Generic[T]):
     """Three orders: urgent and bulk jobs by deadline, undated ones by the time from which they go first.
 
     Undated jobs belong to the bulk class: last, but an old one precedes a bulk job with a later deadline.
+
+    Args:
+        order: numbers the jobs of all buckets.
     """
 
-    def __init__(self) -> None:
-        self.urgent: DeadlineQueue[T] = DeadlineQueue()
-        self.bulk: DeadlineQueue[T] = DeadlineQueue()
-        self.undated: DeadlineQueue[T] = DeadlineQueue()
+    def __init__(self, order: Iterator[int]) -> None:
+        self.urgent: DeadlineQueue[T] = DeadlineQueue(order)
+        self.bulk: DeadlineQueue[T] = DeadlineQueue(order)
+        self.undated: DeadlineQueue[T] = DeadlineQueue(order)
         # In order of arrival. It forgets a job at once, wherever in the order it stands; a deque would keep the jobs,
         # and with them their message bodies, that came after one that waits long and left before it.
         self._waiting: OrderedDict[T, DeadlineQueue[T]] = OrderedDict()
+        self._last_arrived_s = float("-inf")
 
     def __len__(self) -> int:
         """How many jobs wait."""
@@ -46,6 +51,20 @@ class Bucket(Generic[T]):
         queue = self.undated if item.deadline_s is None else self.bulk if item.lane_rank else self.urgent
         queue.add(item, due_s)
         self._waiting[item] = queue
+        if item.arrived_s < self._last_arrived_s:
+            self._put_in_order(item)
+        else:
+            self._last_arrived_s = item.arrived_s
+
+    def _put_in_order(self, item: T) -> None:
+        """It arrived before others that wait already: a further step, or a job whose inputs had to be fetched."""
+        if item.arrived_s <= self.opened_s():
+            self._waiting.move_to_end(item, last=False)
+            return
+        others = islice(reversed(self._waiting), 1, None)
+        later = list(takewhile(lambda other: other.arrived_s > item.arrived_s, others))
+        for other in reversed(later):
+            self._waiting.move_to_end(other)
 
     def remove(self, item: T) -> bool:
         """Take a job out; False if it does not wait here."""

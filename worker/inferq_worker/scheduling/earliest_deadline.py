@@ -7,7 +7,7 @@ first, lanes with a guaranteed bulk share, ageing of jobs without deadline, susp
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -37,7 +37,8 @@ class EarliestDeadline(Generic[T]):
         max_rows: largest batch, in rows, for all buckets or by bucket; a job with more leaves by itself.
         max_bytes: largest batch, in payload bytes, unless a single job is larger.
         max_wait_s: longest a job waits for company while a device is free.
-        predict_s: bucket, rows -> expected run seconds, padding included; None while nothing is known.
+        predict_s: bucket, rows -> expected run seconds, padding included, of more than a batch those of all steps; None
+            while nothing is known.
         margin_s: kept between the expected end of a run and a deadline: what follows the run, and timer slack.
         bulk_share: rows that bulk jobs get under overload, as a share of all; 0..1.
         ageing_s: a job without deadline precedes bulk jobs that are due later than this after its arrival.
@@ -63,6 +64,7 @@ class EarliestDeadline(Generic[T]):
         self._ageing_s = ageing_s
         self._buckets: dict[Hashable, Bucket[T]] = {}
         self._suspects: DeadlineQueue[T] = DeadlineQueue()
+        self._numbers = count(1)
         self._target = TargetRows()
         self._targets: dict[Hashable, tuple[int, int]] = {}
         self._waiting = 0
@@ -77,22 +79,23 @@ class EarliestDeadline(Generic[T]):
 
     def add(self, item: T) -> None:
         """Take a job in. The first after a quiet spell of `max_wait_s` does not wait for company."""
-        arrived_s, deadline_s = item.arrived_s, item.deadline_s
-        if not self._waiting:
-            self._was_quiet = arrived_s - self._last_arrival_s >= self._max_wait_s
-        self._last_arrival_s = arrived_s
+        arrived_s, deadline_s, started = item.arrived_s, item.deadline_s, item.started
+        if not started:
+            if not self._waiting:
+                self._was_quiet = arrived_s - self._last_arrival_s >= self._max_wait_s
+            self._last_arrival_s = arrived_s
         self._waiting += 1
         due_s = arrived_s + self._ageing_s if deadline_s is None else deadline_s
         if item.alone:
             self._suspects.add(item, due_s)
             return
-        if deadline_s is not None and not item.lane_rank:
+        if deadline_s is not None and not item.lane_rank and not started:
             self._last_urgent_s = arrived_s
             if self._target.saw(deadline_s - arrived_s):
                 self._targets.clear()
         key = item.bucket
         if key not in self._buckets:
-            self._buckets[key] = Bucket()
+            self._buckets[key] = Bucket(self._numbers)
         self._buckets[key].add(item, due_s)
 
     def discard(self, item: T) -> bool:
@@ -112,12 +115,9 @@ class EarliestDeadline(Generic[T]):
         self._waiting = 0
         return tuple(left)
 
-    def rows_ahead(self, due_s: float) -> int:
-        """Rows of urgent jobs that are due before `due_s`, and so run before a new job that is due then."""
-        rows = 0
-        for bucket in self._buckets.values():
-            rows += bucket.urgent.rows_before(due_s)
-        return rows
+    def rows_ahead(self, due_s: float) -> dict[Hashable, int]:
+        """Rows by bucket that run before a new job due at `due_s`: all that is left of urgent jobs due by then."""
+        return {key: rows for key, bucket in self._buckets.items() if (rows := bucket.urgent.rows_by(due_s))}
 
     def target_rows(self, bucket: Hashable) -> int:
         """The batch that is aimed at: the size at which the most jobs are answered in time."""
@@ -211,7 +211,7 @@ class EarliestDeadline(Generic[T]):
 
     def _solo(self, start_s: float, given_up: list[T]) -> Batch[T] | None:
         item = next(iter(self._suspects))
-        finish_s = start_s + self._run_s(item.bucket, item.rows) + self._margin_s
+        finish_s = start_s + self._run_s(item.bucket, item.rows_left) + self._margin_s
         if droppable(item) and self._suspects.first_due_s() < finish_s:
             self._drop_suspect(start_s, given_up)
             return None
@@ -238,14 +238,17 @@ class EarliestDeadline(Generic[T]):
         ]
         return min((first, *hurried), key=lambda state: self._precedence(state[2]))
 
-    def _precedence(self, key: Hashable) -> tuple[int, float]:
-        """Class, then deadline. Not the time since when it is due: a bulk backlog has always been due longest."""
+    def _precedence(self, key: Hashable) -> tuple[int, tuple[float, int]]:
+        """Class, then deadline. Not the time since when it is due: a bulk backlog has always been due longest.
+
+        Of equal deadlines, that of the job that has begun, or else came first.
+        """
         bucket = self._buckets[key]
         if self._bulk_is_owed(key, bucket):
-            return (0, bucket.patient()[0].first_due_s())
+            return 0, bucket.patient()[0].first()
         if len(bucket.urgent):
-            return (1, bucket.urgent.first_due_s())
-        return (2, bucket.patient()[0].first_due_s())
+            return 1, bucket.urgent.first()
+        return 2, bucket.patient()[0].first()
 
     def _due(self, key: Hashable, bucket: Bucket[T]) -> tuple[float, CloseReason]:
         opened_s, rows = bucket.opened_s(), bucket.rows

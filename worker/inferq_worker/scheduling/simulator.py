@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from inferq_worker.scheduling.admission import Admission, ForecastingPolicy, decide, forecast
+from inferq_worker.scheduling.admission import Admission, Backlog, ForecastingPolicy, decide, forecast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -24,17 +24,32 @@ _NEVER_S = float("inf")
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """A job in simulated time. `sent_s` is when it came to the broker, `arrived_s` when it came to the worker."""
+    """A job in simulated time, or what is left of it; it brings as many rows to a batch as a step may have.
 
-    rows: int
+    `sent_s` is when it came to the broker, `arrived_s` when it came to the worker.
+    """
+
+    rows_left: int
     bucket: Hashable
     lane_rank: int
     sent_s: float
     arrived_s: float
     deadline_s: float | None
     serve_late: bool
+    step_rows: int | None = None
     payload_bytes: int = 0
     alone: bool = False
+    started: bool = False
+    rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The next step."""
+        self.rows = min(self.rows_left, self.step_rows or self.rows_left)
+
+    def rest(self) -> SimulatedJob | None:
+        """What is left when this step leaves."""
+        left = self.rows_left - self.rows
+        return replace(self, rows_left=left, started=True) if left else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,7 @@ class Setup:
         window_jobs: urgent jobs in hand at a time, from delivery to answer; the rest waits in the broker, first in
             first out. None = no limit.
         bulk_window_jobs: the same for each other lane.
+        step_rows: a job with more rows goes in steps of so many. None = whatever its rows, in one run.
         cpu_lanes: jobs that CPU workers run at a time; 0 = no diversion.
         cpu_run_s: seconds of one job on a CPU lane.
         admits: whether jobs are judged on arrival.
@@ -64,6 +80,7 @@ class Setup:
     gap_s: float = 0.0
     window_jobs: int | None = None
     bulk_window_jobs: int | None = None
+    step_rows: int | None = None
     cpu_lanes: int = 0
     cpu_run_s: float = 0.0
     admits: bool = True
@@ -172,7 +189,14 @@ class _Simulation:
         self._report.offered[arrival.lane_rank] += 1
         due_s = None if arrival.allowance_s is None else arrival.at_s + arrival.allowance_s
         job = SimulatedJob(
-            arrival.rows, arrival.bucket, arrival.lane_rank, arrival.at_s, arrival.at_s, due_s, arrival.serve_late
+            arrival.rows,
+            arrival.bucket,
+            arrival.lane_rank,
+            arrival.at_s,
+            arrival.at_s,
+            due_s,
+            arrival.serve_late,
+            self._setup.step_rows,
         )
         self._broker[job.lane_rank].append(job)
         self._deliver(job.lane_rank)
@@ -193,19 +217,24 @@ class _Simulation:
             self._divert(job)
         else:
             self._in_hand[job.lane_rank] += 1
-            self._policy.add(job)
-            due_s = _NEVER_S if job.deadline_s is None else max(self._now_s, job.deadline_s)
-            self._ask_s = min(self._ask_s, self._ready_s(), due_s)
+            self._add(job)
+
+    def _add(self, job: SimulatedJob) -> None:
+        self._policy.add(job)
+        due_s = _NEVER_S if job.deadline_s is None else max(self._now_s, job.deadline_s)
+        self._ask_s = min(self._ask_s, self._ready_s(), due_s)
 
     def _judge(self, job: SimulatedJob) -> Admission:
         if self._forecasting is None or job.deadline_s is None or job.lane_rank:
             return Admission.TAKE
+        policy, ahead = self._forecasting, dict(self._forecasting.rows_ahead(job.deadline_s))
+        own = Backlog(ahead.pop(job.bucket, 0), policy.target_rows(job.bucket), self._predict_s)
         gpu = forecast(
-            rows_ahead=self._forecasting.rows_ahead(job.deadline_s),
-            rows=job.rows,
-            target_rows=self._forecasting.target_rows(job.bucket),
+            rows=job.rows_left,
+            step_rows=job.rows,
+            own=own,
+            others=(Backlog(rows, policy.target_rows(key), self._predict_s) for key, rows in ahead.items()),
             start_s=max(self._now_s, self._free_s),
-            run_s=self._predict_s,
             after_s=self._setup.after_s,
         )
         return decide(gpu, cpu_s=self._cpu_s(), deadline_s=job.deadline_s, may_divert=True, serve_late=job.serve_late)
@@ -246,11 +275,16 @@ class _Simulation:
         self._report.busy_s += run_s
         self._report.batch_rows[batch.rows] += 1
         self._running.append((self._free_s + self._setup.after_s, batch))
+        for job in batch.items:
+            rest = job.rest()
+            if rest is not None:
+                self._add(rest)
 
     def _answer(self, batch: Batch[SimulatedJob]) -> None:
         for job in batch.items:
-            self._count(job, self._now_s)
-            self._settle(job)
+            if job.rows == job.rows_left:
+                self._count(job, self._now_s)
+                self._settle(job)
 
     def _give_up(self, job: SimulatedJob) -> None:
         cpu_s = self._cpu_s()

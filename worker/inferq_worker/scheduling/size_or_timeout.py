@@ -32,7 +32,10 @@ class _Bucket(Generic[T]):
         if len(lane) > 2 * len(self._waiting) + _SLACK:
             # Jobs that expire behind one that waits on would keep their message bodies for as long as it waits.
             lane = self._lanes[item.lane_rank] = deque(one for one in lane if one in self._waiting)
-        lane.append(item)
+        if item.started:
+            lane.appendleft(item)
+        else:
+            lane.append(item)
         self.rows += item.rows
         if item.deadline_s is not None:
             self.deadlines.push(item.deadline_s, item)
@@ -87,9 +90,10 @@ class SizeOrTimeout(Generic[T]):
 
     def add(self, item: T) -> None:
         """Take a job in. The first after a quiet spell of `max_wait_s` does not wait for company."""
-        if not self._waiting:
-            self._was_quiet = item.arrived_s - self._last_arrival_s >= self._max_wait_s
-        self._last_arrival_s = item.arrived_s
+        if not item.started:
+            if not self._waiting:
+                self._was_quiet = item.arrived_s - self._last_arrival_s >= self._max_wait_s
+            self._last_arrival_s = item.arrived_s
         self._waiting.add(item)
         if item.deadline_s is not None and not item.serve_late:
             self._expiry.push(item.deadline_s, item)

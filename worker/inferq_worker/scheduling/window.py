@@ -29,7 +29,7 @@ class Device(NamedTuple):
     Attributes:
         start_s: when its run begins, monotonic seconds.
         margin_s: kept between the expected end of a run and a deadline.
-        run_s: rows -> expected run seconds.
+        run_s: rows -> expected run seconds; of more than a batch, those of all its steps.
         target_rows: the size that is aimed at.
         next_due_s: the earliest deadline among urgent jobs that cannot ride, being of another shape.
     """
@@ -56,10 +56,10 @@ def window(queue: DeadlineQueue[T], device: Device) -> Window:
     """Place the window on a queue."""
     heads, rows = 0, queue.rows
     impossible = True
-    for due_s, _, item in queue.places():
-        if due_s >= device.finish_s(max(item.rows, min(device.target_rows, rows))):
+    for due_s, _, item, rows_left in queue.places():
+        if due_s >= device.finish_s(max(rows_left, min(device.target_rows, rows))):
             break
-        if impossible and due_s >= device.finish_s(item.rows):
+        if impossible and due_s >= device.finish_s(rows_left):
             impossible = False
             spared = _small_batch(queue, heads, due_s, device)
             if spared:
@@ -115,7 +115,7 @@ class Filling(Generic[T]):
             return
         taken, rows, size = 0, self.rows, self._payload_bytes
         limit_rows, max_bytes, hurried = self._limit_rows, self._max_bytes, False
-        for due_s, _, item in queue.places():
+        for due_s, _, item, _ in queue.places():
             if not hurried and droppable(item):
                 limit_rows, hurried = min(limit_rows, self._in_time(due_s)), True
             if (rows + item.rows > limit_rows or size + item.payload_bytes > max_bytes) and (taken or self.items):

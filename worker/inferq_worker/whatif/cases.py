@@ -89,6 +89,7 @@ class Case:
             gap_s=self.gap_s,
             window_jobs=self.window_jobs or None,
             bulk_window_jobs=self.bulk_window_jobs or None,
+            step_rows=self.max_rows,
             cpu_lanes=self.cpu_lanes,
             cpu_run_s=self.cpu_run_s,
             admits=self.admit,

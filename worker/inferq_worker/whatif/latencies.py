@@ -89,7 +89,7 @@ def _of_table(ms_by_rows: Mapping[int, float], prefix: str) -> Latency:
     if not ms_by_rows or min(ms_by_rows) < 1 or min(ms_by_rows.values()) <= 0:
         raise ValueError("rows and milliseconds are positive")
     table = LatencyTable({rows: ms / 1000 for rows, ms in ms_by_rows.items()})
-    sizes = ", ".join(f"{rows}={ms:g} ms" for rows, ms in sorted(ms_by_rows.items()))
+    sizes = ", ".join(f"{rows}={ms:.3g} ms" for rows, ms in sorted(ms_by_rows.items()))
     return Latency(lambda rows: table.predict(rows) or 0.0, prefix + sizes)
 
 

@@ -15,7 +15,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 40, 56
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's, which colour-blind people tell apart."""
 _BOUND_POINTS = 60
+_MOST_RING = 4.5
 _STYLE = "font-family='sans-serif' font-size='12' fill='#333'"
+_DASHES = "stroke-dasharray='5 4'"
+_TITLE_CHARS = 84
+"""As many fit in the width, in bold; the whole title is what a reader is told that points at the drawing."""
 
 
 def svg(outcomes: Sequence[Outcome], title: str) -> str:
@@ -23,26 +27,33 @@ def svg(outcomes: Sequence[Outcome], title: str) -> str:
     most_per_s = max(one.offered_per_s for one in outcomes) * 1.05
     capacity = max((one.bound * one.offered_per_s for one in outcomes if one.bound < 1), default=most_per_s)
     steps = [most_per_s * step / _BOUND_POINTS for step in range(_BOUND_POINTS + 1)]
-    bound = [(rate, min(1.0, capacity / rate) if rate else 1.0) for rate in steps]
+    rates = sorted({*steps, min(capacity, most_per_s)})
+    bound = [(rate, min(1.0, capacity / rate) if rate else 1.0) for rate in rates]
     cases = list(dict.fromkeys(one.case for one in outcomes))
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img'>",
         f"<title>{escape(title)}</title>",
         f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='white'/>",
-        f"<text x='{_LEFT}' y='22' {_STYLE} font-weight='bold'>{escape(title)}</text>",
+        f"<text x='{_LEFT}' y='22' {_STYLE} font-weight='bold'>{escape(_shortened(title))}</text>",
         *_axes(most_per_s),
-        _line(bound, most_per_s, "#888", "stroke-dasharray='5 4'"),
+        _line(bound, most_per_s, "#888", _DASHES),
         *_legend(["bound", *cases]),
     ]
     for number, case in enumerate(cases):
         points = sorted((one.offered_per_s, one.goodput) for one in outcomes if one.case == case)
         colour = _COLOURS[number % len(_COLOURS)]
         parts.append(_line(points, most_per_s, colour, ""))
+        # The first cases get the largest dots, so that one that a later case covers shows as a ring.
+        radius = 3 + min(1.5 * (len(cases) - 1 - number), _MOST_RING)
         parts += [
-            f"<circle cx='{_x(rate, most_per_s):.1f}' cy='{_y(share):.1f}' r='3' fill='{colour}'/>"
+            f"<circle cx='{_x(rate, most_per_s):.1f}' cy='{_y(share):.1f}' r='{radius:g}' fill='{colour}'/>"
             for rate, share in points
         ]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _shortened(title: str) -> str:
+    return title if len(title) <= _TITLE_CHARS else f"{title[: _TITLE_CHARS - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _x(rate_per_s: float, most_per_s: float) -> float:
@@ -84,10 +95,16 @@ def _round_step(least: float) -> float:
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    parts = []
+    top, width = _y(0) - 16 * len(names) - 12, 40 + 8 * max(map(len, names))
+    parts = [
+        f"<rect x='{_LEFT + 8}' y='{top:.1f}' width='{width}' height='{16 * len(names)}' fill='white'/>",
+    ]
     for number, name in enumerate(names):
         colour = _COLOURS[(number - 1) % len(_COLOURS)] if number else "#888"
         y = _y(0) - 16 * (len(names) - number)
-        parts.append(f"<rect x='{_LEFT + 12}' y='{y - 8:.1f}' width='18' height='4' fill='{colour}'/>")
+        parts.append(
+            f"<line x1='{_LEFT + 12}' y1='{y - 4:.1f}' x2='{_LEFT + 30}' y2='{y - 4:.1f}' "
+            f"stroke='{colour}' stroke-width='2' {'' if number else _DASHES}/>"
+        )
         parts.append(f"<text x='{_LEFT + 36}' y='{y:.1f}' {_STYLE}>{escape(name)}</text>")
     return parts
