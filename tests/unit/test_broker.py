@@ -54,7 +54,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 def serves_fallback(broker: Broker) -> bool:
     (fallback,) = [one for one in broker.consumers if one.lane.name == "fallback"]
-    return not fallback._paused
+    return not fallback.paused_by
 
 
 async def test_cpu_workers_are_known_at_once_and_their_queue_is_left_to_them(

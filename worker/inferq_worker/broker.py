@@ -8,16 +8,18 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from inferq.amqp import CONNECTION_ERRORS, Link, OnUp, Publisher
+from inferq.pauses import in_force
 from inferq_schemas import DEAD_QUEUE, FALLBACK_LANE, fallback_queue, lane_queue
 from inferq_worker.consume import WINDOW_MAX, LaneConsumer
 from inferq_worker.errors import StoreUnavailable
 from inferq_worker.work import Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from aiormq.channel import Channel
 
+    from inferq.pauses import Pause
     from inferq.settings import BrokerSettings
     from inferq_worker.cpu import CpuPool
     from inferq_worker.models import ModelFile
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _VERIFY_EVERY_S = 15.0
 _FALLBACK_EVERY_S = 1.0
+_OPERATOR, _PRESSURE, _CPU_WORKERS = "operator", "bytes in hand", "CPU workers serve it"
+"""Why a lane is not consumed."""
 Sink: TypeAlias = "Callable[[Delivery], int]"
 
 
@@ -81,13 +85,13 @@ class Broker:
         """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. `run` starts them."""
         for lane in lanes:
             adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
-            self._add(lane, jobs, optional=adopted, paused=adopted)
+            self._add(lane, jobs, optional=adopted, paused_by={_CPU_WORKERS} if adopted else ())
         window = self._lanes.dead_window
         self._add(Lane("", "dead", 0, DEAD_QUEUE, window, window_rows=window), dead)
         self._set_up.set()
 
-    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused: bool = False) -> None:
-        consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused=paused)
+    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused_by: Collection[str] = ()) -> None:
+        consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused_by=paused_by)
         self.consumers.append(consumer)
 
     async def run(self) -> None:
@@ -110,9 +114,12 @@ class Broker:
                     workers, gpu_workers = await store.cpu_workers(consumer.lane.model)
                 except StoreUnavailable:
                     continue
+                if _OPERATOR in consumer.paused_by:
+                    # Nobody takes jobs from there: nothing is diverted to it.
+                    workers = {}
                 depth = await self._depth(consumer.lane.queue) if workers else None
                 pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=time.monotonic())
-                await consumer.switch(paused=pool.lanes > 0)
+                await consumer.switch(paused=pool.lanes > 0, by=_CPU_WORKERS)
             await asyncio.sleep(_FALLBACK_EVERY_S)
 
     async def _depth(self, queue: str) -> int | None:
@@ -130,7 +137,20 @@ class Broker:
         _log.warning("message bytes in hand are %s the limit", "above" if pressed else "below half of")
         for consumer in self.consumers:
             if consumer.lane.rank > 0 and not consumer.optional:
-                consumer.switch_soon(paused=pressed)
+                consumer.switch_soon(paused=pressed, by=_PRESSURE)
+
+    def obey(self, pauses: Mapping[str, Pause]) -> None:
+        """Take no jobs of lanes that operators paused; take them again where they did not, or no longer."""
+        now_ms = int(time.time() * 1000)
+        for consumer in self.consumers:
+            lane = consumer.lane
+            pause = in_force(pauses, lane.model, lane.name, now_ms) if lane.model else None
+            paused = pause is not None
+            if lane.model:
+                self._metrics.lane_paused(lane.model, lane.name, paused=paused)
+            if paused != (_OPERATOR in consumer.paused_by):
+                _log.warning("lane %s is %s", lane.queue, f"paused by {pause.by}: {pause.why}" if pause else "resumed")
+                consumer.switch_soon(paused=paused, by=_OPERATOR)
 
     async def stop(self) -> None:
         """Take no more deliveries. Channels stay open for settling."""
@@ -154,6 +174,7 @@ class Broker:
             {
                 "queue": one.lane.queue,
                 "consuming": one.consuming,
+                "paused_by": sorted(one.paused_by),
                 "window": one.window,
                 "in_hand": one.open_deliveries,
                 "problem": one.problem,

@@ -20,7 +20,7 @@ from inferq_worker.settle import Settler
 from inferq_worker.work import Delivery, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Mapping
 
     from aiormq.abc import DeliveredMessage
     from aiormq.channel import Channel
@@ -40,7 +40,10 @@ class LaneConsumer:
         link: the consuming connection.
         sink: called with each delivery, in order, from the event loop; must not block or raise. Returns its rows.
         optional: the queue need not exist (a model without fallback); then nothing is consumed, and that is fine.
-        paused: start without consuming, until `switch`.
+        paused_by: start without consuming, until `switch` says that this reason is gone.
+
+    Attributes:
+        paused_by: why nothing is consumed; it is again once no reason is left.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class LaneConsumer:
         metrics: Metrics,
         *,
         optional: bool = False,
-        paused: bool = False,
+        paused_by: Collection[str] = (),
     ) -> None:
         self.lane = lane
         self.optional = optional
@@ -66,7 +69,7 @@ class LaneConsumer:
         self._tag: str | None = None
         self._left: set[Settler] = set()
         self._lost = asyncio.Event()
-        self._paused = paused
+        self.paused_by = set(paused_by)
         self._stopped = False
         self._switch = asyncio.Lock()
         self._rows_per_message = 1.0
@@ -96,23 +99,36 @@ class LaneConsumer:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
 
-    async def switch(self, *, paused: bool) -> None:
-        """Take no more deliveries, or take them again; those in hand stay valid. Doing it twice does nothing."""
+    async def switch(self, *, paused: bool, by: str) -> None:
+        """Take no more deliveries for a reason, or take them again once no other reason is left.
+
+        Deliveries in hand stay valid. Doing it twice does nothing.
+        """
+        self._note(paused=paused, by=by)
+        await self._follow()
+
+    def switch_soon(self, *, paused: bool, by: str) -> None:
+        """`switch`, from where nothing can be awaited."""
+        self._note(paused=paused, by=by)
+        self._spawn(self._follow())
+
+    def _note(self, *, paused: bool, by: str) -> None:
+        if paused:
+            self.paused_by.add(by)
+        else:
+            self.paused_by.discard(by)
+
+    async def _follow(self) -> None:
         async with self._switch:
-            self._paused = paused
-            if paused:
+            if self.paused_by:
                 await self._cancel()
             elif self._tag is None:
                 await self._consume_again()
 
-    def switch_soon(self, *, paused: bool) -> None:
-        """`switch`, from where nothing can be awaited."""
-        self._spawn(self.switch(paused=paused))
-
     async def stop(self) -> None:
         """Take no more deliveries for good; the channel stays open for settling."""
         self._stopped = True
-        await self.switch(paused=True)
+        await self.switch(paused=True, by="drain")
         self._lost.set()
 
     async def verify(self) -> None:
@@ -197,7 +213,7 @@ class LaneConsumer:
             if self._channel is not None and self._settler is not None:
                 self._spawn(self._leave(self._channel, self._settler))
             self._channel, self._settler = channel, Settler(channel, self._metrics)
-            if not self._paused:
+            if not self.paused_by:
                 await self._consume(channel, self._settler)
         self.problem = None
         _log.info("consuming %s with a window of %d messages", self.lane.queue, self._window)

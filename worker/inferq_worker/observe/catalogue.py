@@ -101,6 +101,7 @@ class Catalogue:
         self.held_jobs = self._gauge("held_jobs", "Jobs held and not yet settled.", *at)
         self.held_rows = self._gauge("held_rows", "Rows of the jobs held.", *at)
         self.held_bytes = self._gauge("held_bytes", "Payload of the jobs held.", *at)
+        self.paused = self._gauge("lane_paused", "1 while an operator keeps the lane from being consumed.", *at)
         self.oldest_age = self._gauge("oldest_job_age_seconds", "Age of the oldest job held.", *at)
         self.duplicates = self._counter("duplicates_answered", "Jobs answered from a stored outcome.", *at)
         self.requeued = self._counter("jobs_requeued", "Jobs put back into their queue.", *at)
@@ -166,7 +167,7 @@ class Catalogue:
         self.deadline_missed.create((model,), lanes, DEADLINE_STAGES)
         for counter in (self.window_full, self.duplicates, self.requeued):
             counter.create((model,), lanes)
-        for gauge in (self.held_jobs, self.held_rows, self.held_bytes, self.oldest_age):
+        for gauge in (self.held_jobs, self.held_rows, self.held_bytes, self.oldest_age, self.paused):
             gauge.create((model,), lanes)
         self.parked.create((model,), CODES[1:])
         self.diverted.create((model,), DIVERT_REASONS)

@@ -115,6 +115,10 @@ class Metrics:
         """Age of the oldest job held of a lane; 0 when none is."""
         self._all.oldest_age(*self._at(model, lane)).set(max(0.0, age_s))
 
+    def lane_paused(self, model: str, lane: str, *, paused: bool) -> None:
+        """An operator paused a lane, or did not."""
+        self._all.paused(*self._at(model, lane)).set(paused)
+
     def duplicate_answered(self, model: str, lane: str) -> None:
         """A job was answered from the store without a run."""
         self._all.duplicates(*self._at(model, lane)).inc()
