@@ -119,7 +119,7 @@ def test_every_event_moves_a_series(metrics: Metrics, registry: CollectorRegistr
         "model": "m", "lane": "bulk", "code": "conflict", "jobs": 2, "rows": 2, "payload_bytes": 2, "padded_rows": 1,
         "seconds": 2.0, "ratio": 0.5, "age_s": 2.0, "run_s": 2.0, "ahead_s": 2.0, "stage": "run", "reason": "deadline",
         "deliveries": 2, "fate": "returned", "operation": "store", "link": "publish", "connected": True,
-        "blocked": True, "available": True, "draining": True, "requested": "cuda", "provider": "CPU",
+        "blocked": True, "available": True, "draining": True, "paused": True, "requested": "cuda", "provider": "CPU",
         "nodes_by_provider": {"CPU": 1}, "version": "1", "sha256": "a", "worker": "w", "lanes": ("new",),
     }  # fmt: skip
     events = [name for name, _ in inspect.getmembers(Metrics, inspect.isfunction) if not name.startswith("_")]
