@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 from tests.fakes import metrics_of
 
+from inferq.pauses import Pause
 from inferq.settings import BrokerSettings
 from inferq_worker.broker import Broker, lanes_of
 from inferq_worker.cpu import CpuPool, CpuWorker
@@ -113,3 +114,39 @@ async def test_the_reason_of_a_broker_that_is_away_is_known_before_there_are_con
     assert broker.consumers == []
     running.cancel()
     await asyncio.wait([running])
+
+
+def paused_lanes(broker: Broker) -> list[str]:
+    return [one.lane.name for one in broker.consumers if "operator" in one.paused_by]
+
+
+async def test_what_operators_paused_is_not_consumed_until_they_resume_it(broker: Broker) -> None:
+    broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0), "other": Pause("other", "ann", "", 0)})
+    assert paused_lanes(broker) == ["bulk"]
+    broker.obey({"m": Pause("m", "ann", "", 0)})
+    assert paused_lanes(broker) == ["interactive", "bulk", "fallback"], "and never the dead-letter queue"
+    assert [one["paused_by"] for one in broker.status()][:2] == [["operator"], ["operator"]]
+    broker.obey({"m": Pause("m", "ann", "", 0, until_unix_ms=1)})
+    assert paused_lanes(broker) == [], "it has ended by itself"
+
+
+async def test_a_lane_is_consumed_again_only_when_no_reason_against_it_is_left(broker: Broker) -> None:
+    (bulk,) = [one for one in broker.consumers if one.lane.name == "bulk"]
+    broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0)})
+    broker.pause_bulk(True)
+    broker.obey({})
+    assert bulk.paused_by == {"bytes in hand"}
+    broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0)})
+    broker.pause_bulk(False)
+    assert bulk.paused_by == {"operator"}
+
+
+async def test_nothing_is_diverted_to_a_fallback_queue_that_operators_paused(broker: Broker) -> None:
+    pool = CpuPool()
+    watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", Registry()), {"m": pool}))
+    await looks(20)
+    assert pool.lanes == 2
+    broker.obey({"m.fallback": Pause("m.fallback", "ann", "", 0)})
+    await looks(20)
+    assert (pool.lanes, serves_fallback(broker)) == (0, False)
+    watch.cancel()
