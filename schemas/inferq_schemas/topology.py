@@ -28,8 +28,8 @@ LANE_PATTERN: Final = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 DELIVERY_LIMIT: Final = 20
 LANE_MAX_BYTES: Final = 4 * 2**30
 PARKING_MAX_BYTES: Final = 2**30
-# Every look at a parked message counts as a delivery of it. Without a limit of its own a quorum queue has 20 on RabbitMQ
-# 4.x and drops it then; 3.10 refuses -1, "none", in a policy.
+# Every look at a parked message counts as a delivery of it. A quorum queue without a limit of its own has one of 20 on
+# RabbitMQ 4.x, and drops the message then; 3.10 refuses -1 ("none") in a policy.
 PARKING_DELIVERY_LIMIT: Final = 2**31 - 1
 
 _MODEL = re.compile(MODEL_PATTERN)
