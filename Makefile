@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STACK := $(PYTHON) infra/local/stack.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status demo test check bench-goodput bench-policy-cpu bench-scheduler docs lock clean
+.PHONY: help venv up down status demo test check bench-goodput bench-policy-cpu bench-scheduler bench-model-cache fuzz docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,13 @@ bench-policy-cpu: venv ## CPU of a worker a job at saturation: deadline schedule
 
 bench-scheduler: venv ## CPU of a scheduler step against a heapq push and pop
 	@$(BIN)/python -m tests.bench.bench_scheduler $(ARGS)
+
+bench-model-cache: venv ## what runtime.cache_dir saves at the second start, on the CPU
+	@$(BIN)/python -m tests.bench.bench_model_cache
+
+MINUTES ?= 10
+fuzz: venv ## millions of strange bodies into the decoders (MINUTES=10)
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 docs: venv ## regenerate the files that are made from code
 	@$(BIN)/python -m inferq_schemas.documents --write

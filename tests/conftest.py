@@ -2,14 +2,19 @@
 vhost and key prefix on it.
 """
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 import redis
 from hypothesis import settings
-from tests.stack import Broker, Stack, StackMissingError, own_vhost, running_stack
+from tests.authority import Authority
+from tests.stack import Broker, Stack, StackMissingError, TlsStack, own_vhost, running_stack, tls_stack
+
+T = TypeVar("T")
 
 if not os.environ.get("CI"):
     # In CI hypothesis itself takes the same examples every time and no time limit; at home it looks for new ones.
@@ -20,8 +25,30 @@ if not os.environ.get("CI"):
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     """RabbitMQ and Redis. Without them a test is skipped at home and fails in CI, where "not tested" must be seen."""
+    with _or_skipped(running_stack()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Who signs the certificates of this run: `server` for the host stack.test, `client` for whoever connects."""
+    made = Authority(tmp_path_factory.mktemp("authority"))
+    made.issue("server", "DNS:stack.test")
+    made.issue("client")
+    return made
+
+
+@pytest.fixture(scope="session")
+def secure_stack(authority: Authority) -> Iterator[TlsStack]:
+    """RabbitMQ and Redis with mutual TLS, apart from the plain pair of the other tests."""
+    with _or_skipped(tls_stack(authority.folder)) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _or_skipped(servers: contextlib.AbstractContextManager[T]) -> Iterator[T]:
     try:
-        with running_stack() as running:
+        with servers as running:
             yield running
     except StackMissingError as reason:
         if os.environ.get("CI", "").lower() in {"", "0", "false"}:

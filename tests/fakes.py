@@ -170,6 +170,23 @@ class FakeChannel:
             self._journal.append(f"{fate} {one}")
 
 
+class FakeLanes:
+    """The lanes of all models.
+
+    Attributes:
+        answers: while it is cleared, the broker does not confirm that a lane is paused or resumed.
+    """
+
+    def __init__(self, journal: list[str]) -> None:
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._journal = journal
+
+    async def pause(self, model: str, paused: bool) -> None:
+        await self.answers.wait()
+        self._journal.append(f"{'paused' if paused else 'resumed'} {model}")
+
+
 class FakeStore:
     """Redis for one worker, with the methods of `store.Store`.
 
@@ -280,8 +297,8 @@ class FakeStore:
         await self._reach("cpu_workers", [model])
         return {}, 0
 
-    async def retire(self, models: Sequence[str]) -> None:
-        await self._reach("retire", models)
+    async def retire(self, *, cpu_models: Sequence[str] = (), gpu_models: Sequence[str] = ()) -> None:
+        await self._reach("retire", [*cpu_models, *gpu_models])
 
     async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
         await self._reach("payloads", [job_id])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, load_model, numpy_helper, save_model
 
 Shape = Sequence[int | str | None]
 Spec = tuple[str, int, Shape]
@@ -240,3 +240,78 @@ def one_long_node(folder: Path) -> Path:
     }  # fmt: skip
     ends = [("x", TensorProto.FLOAT, ("n", 1))], [("y", TensorProto.FLOAT, ("n", 1))]
     return write(folder / "long.onnx", nodes, *ends, scalars | axes)
+
+
+def convolution(folder: Path) -> Path:
+    """y = relu(conv(x) + b) of [n, 3, 8, 8]: the CPU provider changes its layout when it optimises."""
+    weights = np.random.default_rng(5).standard_normal((16, 3, 3, 3)).astype(np.float32)
+    return write(
+        folder / "convolution.onnx",
+        [
+            helper.make_node("Conv", ["x", "w", "b"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [("y", TensorProto.FLOAT, ["n", 16, 8, 8])],
+        {"w": weights, "b": np.arange(16, dtype=np.float32)},
+    )
+
+
+def branching(folder: Path) -> Path:
+    """y = x times 1024 weights, taken from inside an If, so from the weights of a subgraph."""
+    weights = np.random.default_rng(6).standard_normal(1024).astype(np.float32)
+
+    def branch(name: str, operator: str) -> Any:
+        return helper.make_graph(
+            [helper.make_node(operator, ["x", f"w_{name}"], [f"b_{name}"])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"b_{name}", TensorProto.FLOAT, ["n", 1024])],
+            initializer=[numpy_helper.from_array(weights, f"w_{name}")],
+        )
+
+    return write(
+        folder / "branching.onnx",
+        [
+            helper.make_node("ReduceSum", ["yes"], ["s"], keepdims=0),
+            helper.make_node("Greater", ["s", "zero"], ["b"]),
+            helper.make_node("If", ["b"], ["y"], then_branch=branch("mul", "Mul"), else_branch=branch("add", "Add")),
+        ],
+        [("x", TensorProto.FLOAT, ["n", 1024]), ("yes", TensorProto.FLOAT, [])],
+        [("y", TensorProto.FLOAT, ["n", 1024])],
+        {"zero": np.array(0, np.float32)},
+    )
+
+
+def external(source: Path, folder: Path, *, location: str = "weights.bin") -> Path:
+    """The same model with its weights in a file beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / source.name
+    save_model(load_model(source), target, save_as_external_data=True, location=location, size_threshold=0)
+    return target
+
+
+def state_on_axis_1(folder: Path) -> Path:
+    """A step of a recurrent net: y = sum(x) + state, with rows on axis 0 of x and on axis 1 of the state."""
+    return write(
+        folder / "recurrent.onnx",
+        [
+            helper.make_node("ReduceSum", ["x", "last"], ["s"], keepdims=1),
+            helper.make_node("Add", ["state", "s"], ["next"]),
+            helper.make_node("ReduceSum", ["next", "first"], ["y"], keepdims=0),
+        ],
+        [("x", TensorProto.FLOAT, ["n", 4]), ("state", TensorProto.FLOAT, [2, "n", 3])],
+        [("y", TensorProto.FLOAT, ["n", 3]), ("next", TensorProto.FLOAT, [2, "n", 3])],
+        {"last": np.array([1], np.int64), "first": np.array([0], np.int64)},
+    )
+
+
+def optional_input(folder: Path) -> Path:
+    """y = x + bias, where the graph itself gives the bias a default that a caller may replace."""
+    return write(
+        folder / "optional.onnx",
+        [helper.make_node("Add", ["x", "bias"], ["y"])],
+        [("x", TensorProto.FLOAT, ["n", 3]), ("bias", TensorProto.FLOAT, [3])],
+        [("y", TensorProto.FLOAT, ["n", 3])],
+        {"bias": np.array([1, 2, 3], np.float32)},
+    )

@@ -129,11 +129,43 @@ def own_vhost(stack: Stack) -> Iterator[Broker]:
 
 @contextlib.contextmanager
 def _private_pair() -> Iterator[Stack]:
-    """The pair that `infra/local` runs from installed binaries.
+    """The pair that `infra/local` runs from installed binaries."""
+    with _held_pair() as environment:
+        stack = Stack.from_environment(environment)
+        assert stack is not None
+        yield stack
 
-    A process of its own, in a session of its own: Ctrl-C must not take the servers from tests that still clean up.
+
+@dataclass(frozen=True, slots=True)
+class TlsStack:
+    """A private pair whose second ports speak TLS, and ask for a certificate of the test's own authority."""
+
+    stack: Stack
+    amqps_port: int
+    rediss_port: int
+
+
+@contextlib.contextmanager
+def tls_stack(folder: Path) -> Iterator[TlsStack]:
+    """Have a pair with TLS for the length of a `with`.
+
+    Args:
+        folder: with `ca.pem`, `server.pem` and `server.key`.
+
+    Raises:
+        StackMissingError: the servers are not installed.
     """
-    command = [sys.executable, str(PROJECT_FOLDER / "infra" / "local" / "stack.py"), "hold"]
+    with _held_pair("--tls", str(folder)) as environment:
+        stack = Stack.from_environment(environment)
+        assert stack is not None
+        ports = (int(environment[f"INFERQ_STACK_{name}_PORT"]) for name in ("AMQPS", "REDISS"))
+        yield TlsStack(stack, *ports)
+
+
+@contextlib.contextmanager
+def _held_pair(*options: str) -> Iterator[Mapping[str, str]]:
+    """A process and a session of its own: Ctrl-C must not take the servers from tests that still clean up."""
+    command = [sys.executable, str(PROJECT_FOLDER / "infra" / "local" / "stack.py"), "hold", *options]
     with subprocess.Popen(
         command,
         env={**os.environ, "INFERQ_STACK": "binaries"},
@@ -149,10 +181,8 @@ def _private_pair() -> Iterator[Stack]:
         line = holder.stdout.readline()
         if not line:
             raise StackMissingError(holder.stderr.read().strip())
-        stack = Stack.from_environment(json.loads(line)["environment"])
-        assert stack is not None
         try:
-            yield stack
+            yield json.loads(line)["environment"]
         finally:
             holder.stdin.close()
             holder.wait()

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.fakes import (
     WORKER,
     FakeChannel,
+    FakeLanes,
     FakePublisher,
     FakeStore,
     Published,
@@ -57,7 +58,8 @@ class WorkerOnFakes:
     """Everything of a worker but its sockets and its model. Built by `fake_worker`.
 
     Attributes:
-        journal: what the outside saw, in order: "stored ID", "published QUEUE", "parked EXCHANGE", "acked TAG".
+        journal: what the outside saw, in order: "stored ID", "published QUEUE", "parked EXCHANGE", "acked TAG",
+            "paused MODEL", "resumed MODEL".
     """
 
     time: VirtualTime
@@ -73,6 +75,7 @@ class WorkerOnFakes:
     latency: LatencyTable
     serving: list[asyncio.Task[None]]
     pressure: list[bool]
+    lanes: FakeLanes
 
     def delivery(self, content: Job | Sequence[Job] | bytes, *, lane: str = "interactive", **fields: Any) -> Delivery:
         """A delivery on the worker's channel; interactive jobs without a deadline get 30 s."""
@@ -145,6 +148,8 @@ async def fake_worker(
     max_held_bytes: int = 2**20,
     slots: int = 1,
     policy_name: str = "size_or_timeout",
+    breaker: dict[str, float] | None = None,
+    warm_run_s: dict[int, float] | None = None,
 ) -> AsyncIterator[WorkerOnFakes]:
     """A worker that serves model `m`, which doubles `x`, until the block ends; nothing is drained then."""
     registry, journal = CollectorRegistry(), list[str]()
@@ -159,16 +164,18 @@ async def fake_worker(
             "models": {"files": ("m=model.onnx",)},
             "batching": {"policy": policy_name, "max_rows": max_rows, "max_wait_s": max_wait_s, "max_bytes": 2**20},
             "limits": {"rows": MAX_JOB_ROWS, "payload_bytes": 2**20},
+            "breaker": breaker or {},
         }
     )
     # Less than a real worker could be told to hold.
-    lanes = settings.lanes.model_copy(update={"max_held_bytes": max_held_bytes})
-    settings = settings.model_copy(update={"lanes": lanes})
-    broker = SimpleNamespace(pause_bulk=pressure.append, replies=publisher, moves=publisher)
+    held = settings.lanes.model_copy(update={"max_held_bytes": max_held_bytes})
+    settings = settings.model_copy(update={"lanes": held})
+    lanes = FakeLanes(journal)
+    broker = SimpleNamespace(pause_bulk=pressure.append, pause_model=lanes.pause, replies=publisher, moves=publisher)
     failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            latency = LatencyTable()
+            latency = LatencyTable(warm_run_s)
             window = Window(max_rows=max_rows, first_rows=256)
             models = {"m": ServedModel(ModelFile("m", "1", Path("model.onnx")), session, latency, window)}
             tasks = Tasks(group)
@@ -180,7 +187,7 @@ async def fake_worker(
             serving = [group.create_task(steps.pipeline.serve())]
             worker = WorkerOnFakes(
                 time, steps, session, store, publisher, channel, settler, tasks, registry, journal, latency, serving,
-                pressure,
+                pressure, lanes,
             )  # fmt: skip
             try:
                 yield worker

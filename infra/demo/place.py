@@ -108,6 +108,6 @@ async def _delete_keys(settings: RedisSettings) -> None:
         for start in range(0, len(keys), _KEYS_AT_A_TIME):
             await redis.unlink(*keys[start : start + _KEYS_AT_A_TIME])
     except REDIS_ERRORS as error:
-        say(f"what is stored under {settings.prefix}: stays until it expires: {redis_problem(error)}")
+        say(f"what is stored under {settings.prefix}: stays until it expires: {redis_problem(error, settings)}")
     finally:
         await redis.aclose()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 
 from infra.local import given, lifecycle, processes
@@ -48,6 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("--name", type=_name, help="which stack (default: dev; run and hold: one of their own)")
+        if call in {_up, _run, _hold}:
+            command.add_argument(
+                "--tls",
+                type=Path,
+                metavar="FOLDER",
+                help="private pair that serves TLS as well, with ca.pem, server.pem and server.key of this folder",
+            )
         command.set_defaults(call=call)
         if call is _run:
             command.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND")
@@ -61,7 +69,7 @@ def _name(text: str) -> str:
 
 
 def _up(options: argparse.Namespace) -> int:
-    stack = lifecycle.up(options.name or "dev", owned=False)
+    stack = lifecycle.up(options.name or "dev", owned=False, tls=options.tls)
     _announce(stack)
     _print_environment(stack)
     return 0
@@ -134,14 +142,14 @@ def _run(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
         raise StackError("run needs a command: stack.py run -- COMMAND")
-    owned = _Owned(options.name)
+    owned = _Owned(options.name, options.tls)
     with owned as stack:
         _announce(stack)
         return _supervise(words, lifecycle.command_environment(owned.name, stack, os.environ))
 
 
 def _hold(options: argparse.Namespace) -> int:
-    with _Owned(options.name) as stack:
+    with _Owned(options.name, options.tls) as stack:
         print(json.dumps({"kind": stack.kind, "environment": dict(stack.environment)}), flush=True)
         while not select.select([sys.stdin], [], [], _COLLECT_INTERVAL_S)[0]:
             processes.collect_ended()
@@ -155,14 +163,15 @@ class _Owned:
     Signals become `SystemExit`: they end whatever is being waited for, and the stack is taken down on the way out.
     """
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, tls: Path | None = None) -> None:
+        self._tls = tls
         self.name = name or f"own-{secrets.token_hex(4)}"
 
     def __enter__(self) -> Stack:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         processes.adopt_orphans()
-        return lifecycle.up(self.name, owned=True)
+        return lifecycle.up(self.name, owned=True, tls=self._tls)
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

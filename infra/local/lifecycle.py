@@ -49,17 +49,19 @@ class Stack:
         }[self.kind]
 
 
-def up(name: str, *, owned: bool) -> Stack:
+def up(name: str, *, owned: bool, tls: Path | None = None) -> Stack:
     """Bring a stack up, or return the one of that name that is up already.
 
     Args:
         name: which one.
         owned: whether it must not outlive this process, by whatever the process ends.
+        tls: folder with `ca.pem`, `server.pem` and `server.key`: a private pair that serves TLS as well, on the ports
+            INFERQ_STACK_AMQPS_PORT and INFERQ_STACK_REDISS_PORT.
 
     Raises:
         StackError: with what was missing or went wrong; nothing of the attempt is left.
     """
-    kind = wanted_kind(os.environ)
+    kind = wanted_kind(os.environ) if tls is None else "binaries"
     if kind == "environment":
         return Stack(kind, given.addresses(os.environ))
     folder = RUN_FOLDER / name
@@ -72,7 +74,7 @@ def up(name: str, *, owned: bool) -> Stack:
         # Until the stack is up it belongs to this process in any case: nobody else may take the folder for a stale one.
         _this_process().write(folder / _OWNER)
     try:
-        stack = _start(folder, kind)
+        stack = _start(folder, kind, tls)
     except BaseException:
         _remove(folder)
         raise
@@ -165,8 +167,8 @@ def _this_process() -> Identity:
     return identity
 
 
-def _start(folder: Path, kind: str) -> Stack:
-    stack = _choose(kind)(folder)
+def _start(folder: Path, kind: str, tls: Path | None) -> Stack:
+    stack = _start_binaries(folder, tls) if tls is not None else _choose(kind)(folder)
     Management(stack.environment["INFERQ_BROKER__MANAGEMENT_URL"]).load(read_definitions(DEFINITIONS))
     (folder / "stack.json").write_text(
         json.dumps({"kind": stack.kind, "environment": dict(stack.environment)}, indent=2)
@@ -201,12 +203,13 @@ def _start_containers_or_binaries(folder: Path) -> Stack:
         return _start_binaries(folder)
 
 
-def _start_binaries(folder: Path) -> Stack:
+def _start_binaries(folder: Path, tls: Path | None = None) -> Stack:
     install.ensure()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             suffix = f"{folder.name}-{secrets.token_hex(4)}"
-            return Stack("binaries", {**redis.start(folder), **rabbitmq.start(folder, suffix=suffix)})
+            environment = redis.start(folder, tls=tls) | rabbitmq.start(folder, suffix=suffix, tls=tls)
+            return Stack("binaries", environment)
         except StackError:
             processes.end(folder, grace_s=0.0)
             if attempt == _ATTEMPTS:

@@ -31,14 +31,17 @@ class Ports:
     prometheus: int
     epmd: int
     distribution: int
+    amqps: int = 0  # 0 = no TLS
 
 
-def start(folder: Path, *, suffix: str) -> dict[str, str]:
+def start(folder: Path, *, suffix: str, tls: Path | None = None) -> dict[str, str]:
     """Start epmd and the node, wait until both AMQP and the management API serve.
 
     Args:
         folder: the run folder, existing; the node lives in its `rabbitmq/`.
         suffix: makes the node's name unique on this machine.
+        tls: folder with `ca.pem`, `server.pem` and `server.key`; then a second port speaks TLS to clients that have a
+            certificate of that authority.
 
     Returns:
         The addresses, as environment variables.
@@ -46,8 +49,8 @@ def start(folder: Path, *, suffix: str) -> dict[str, str]:
     Raises:
         StackError: the node ended or did not get ready; the message holds the end of its log.
     """
-    ports = Ports(*processes.free_ports(5))
-    home = _prepare(folder / "rabbitmq", ports)
+    ports = Ports(*processes.free_ports(5 if tls is None else 6))
+    home = _prepare(folder / "rabbitmq", local_settings(ports) | (tls_settings(ports, tls) if tls else {}))
     environment = node_environment(home, ports, suffix)
     epmd = [install.find("epmd"), "-address", LOOPBACK, "-port", str(ports.epmd)]
     servers = [processes.start(epmd, name="epmd", folder=folder, environment=environment)]
@@ -63,7 +66,8 @@ def start(folder: Path, *, suffix: str) -> dict[str, str]:
         )
     except StackError as reason:
         raise StackError(f"{reason}:\n{_last_lines(folder / 'rabbitmq.log', home / 'log' / 'node.log')}") from None
-    return addresses(ports.amqp, ports.management, ports.prometheus)
+    secured = {"INFERQ_STACK_AMQPS_PORT": str(ports.amqps)} if tls else {}
+    return addresses(ports.amqp, ports.management, ports.prometheus) | secured
 
 
 def addresses(amqp: int, management: int, prometheus: int, *, credentials: str = _CREDENTIALS) -> dict[str, str]:
@@ -115,7 +119,21 @@ def node_environment(home: Path, ports: Ports, suffix: str) -> dict[str, str]:
     }
 
 
-def local_settings(ports: Ports) -> Mapping[str, str | int]:
+def tls_settings(ports: Ports, tls: Path) -> dict[str, str | int]:
+    """Settings of the port that asks for a certificate of the folder's own authority."""
+    return {
+        "listeners.ssl.1": f"{LOOPBACK}:{ports.amqps}",
+        "ssl_options.cacertfile": str(tls / "ca.pem"),
+        "ssl_options.certfile": str(tls / "server.pem"),
+        "ssl_options.keyfile": str(tls / "server.key"),
+        "ssl_options.verify": "verify_peer",
+        "ssl_options.fail_if_no_peer_cert": "true",
+        "ssl_options.versions.1": "tlsv1.3",
+        "ssl_options.versions.2": "tlsv1.2",
+    }
+
+
+def local_settings(ports: Ports) -> dict[str, str | int]:
     """Settings of the private node over those of `infra/rabbitmq/rabbitmq.conf`."""
     return {
         "listeners.tcp.1": f"{LOOPBACK}:{ports.amqp}",
@@ -136,12 +154,10 @@ def speaks_amqp(port: int, host: str = LOOPBACK) -> bool:
     return False
 
 
-def _prepare(home: Path, ports: Ports) -> Path:
+def _prepare(home: Path, settings: Mapping[str, str | int]) -> Path:
     for name in ("conf.d", "data", "log", "plugins"):
         (home / name).mkdir(parents=True)
-    (home / "conf.d" / "local.conf").write_text(
-        "".join(f"{key} = {value}\n" for key, value in local_settings(ports).items())
-    )
+    (home / "conf.d" / "local.conf").write_text("".join(f"{key} = {value}\n" for key, value in settings.items()))
     (home / "advanced.config").write_text("[].\n")
     (home / "rabbitmq-env.conf").touch()
     shutil.copy(CONFIG_FOLDER / "enabled_plugins", home)  # a copy: the node rewrites this file

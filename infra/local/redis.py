@@ -10,8 +10,13 @@ from infra.local.processes import LOOPBACK
 CONFIG_FILE = Path(__file__).resolve().parents[1] / "redis" / "redis.conf"
 
 
-def start(folder: Path) -> dict[str, str]:
+def start(folder: Path, *, tls: Path | None = None) -> dict[str, str]:
     """Start Redis and wait until it answers.
+
+    Args:
+        folder: the run folder, existing; the server lives in its `redis/`.
+        tls: folder with `ca.pem`, `server.pem` and `server.key`; then a second port speaks TLS to clients that have a
+            certificate of that authority.
 
     Returns:
         Its address, as an environment variable.
@@ -19,16 +24,18 @@ def start(folder: Path) -> dict[str, str]:
     Raises:
         StackError: it ended or did not answer within 10 s.
     """
-    (port,) = processes.free_ports(1)
+    port, tls_port = processes.free_ports(2)
     (folder / "redis").mkdir()
     configuration = folder / "redis" / "redis.conf"
-    configuration.write_text(local_configuration(folder / "redis", port))
+    secured = tls_configuration(tls, tls_port) if tls else ""
+    configuration.write_text(local_configuration(folder / "redis", port) + secured)
     command = [install.find("redis-server"), str(configuration)]
     server = processes.start(command, name="redis", folder=folder, environment={"PATH": install.SEARCH_PATH})
     processes.wait_until(
         lambda: answers(port), what=f"Redis (see {folder / 'redis.log'})", limit_s=10.0, servers=[server]
     )
-    return {"INFERQ_REDIS__URL": f"redis://{LOOPBACK}:{port}/0"}
+    place = {"INFERQ_STACK_REDISS_PORT": str(tls_port)} if tls else {}
+    return {"INFERQ_REDIS__URL": f"redis://{LOOPBACK}:{port}/0", **place}
 
 
 def local_configuration(folder: Path, port: int) -> str:
@@ -42,6 +49,16 @@ daemonize no
 appendonly no
 # Rewriting the title would overwrite the environment by which the process is known to be ours.
 set-proc-title no
+"""
+
+
+def tls_configuration(tls: Path, port: int) -> str:
+    """Write the settings of the port that asks for a certificate of the folder's own authority."""
+    return f"""tls-port {port}
+tls-ca-cert-file "{tls / "ca.pem"}"
+tls-cert-file "{tls / "server.pem"}"
+tls-key-file "{tls / "server.key"}"
+tls-auth-clients yes
 """
 
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import random
 import re
-import ssl
 import struct
 import time
 import uuid
@@ -33,6 +32,8 @@ from aiormq.exceptions import (
 from pamqp.commands import Basic
 
 from inferq import lenient
+from inferq.credentials import address
+from inferq.tls import tls_context, tls_hint, tls_problem, uses_tls
 from inferq_schemas import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class BrokerUnreachable(Exception):  # noqa: N818 - reads as what it says
 
 
 class BrokerRefuses(BrokerUnreachable):
-    """The broker is there and does not let us in: user, password or vhost. Trying again unchanged does not help."""
+    """The broker is there and does not let us in: user, password, vhost, TLS. Trying again unchanged does not help."""
 
 
 class PublishFailed(Exception):  # noqa: N818 - reads as what it says
@@ -135,17 +136,6 @@ def properties(
     )
 
 
-def tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
-    """A verifying TLS context (TLS 1.2 or newer) for `amqps://`, or None for plain `amqp://`."""
-    if not settings.url.get_secret_value().startswith("amqps://"):
-        return None
-    context = ssl.create_default_context(cafile=settings.ca_file)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if settings.cert_file is not None:
-        context.load_cert_chain(settings.cert_file, settings.key_file)
-    return context
-
-
 class Link:
     """One connection to the broker that comes back with backoff and jitter.
 
@@ -161,7 +151,7 @@ class Link:
     Attributes:
         up: set while connected.
         last_error: why it is down; None while it is up, and only then.
-        refusal: the same, where the broker does not let us in (user, password, vhost); else None.
+        refusal: the same, where the broker does not let us in (user, password, vhost, TLS); else None.
         connects: how often it connected.
     """
 
@@ -172,6 +162,7 @@ class Link:
         self._name = name
         self._on_up = on_up
         self._connection: aio_pika.abc.AbstractConnection | None = None
+        self._address = settings.url.get_secret_value()
         self._log_level = log_level
         self._logged: str | None = None
         self._waiting = 0
@@ -191,8 +182,9 @@ class Link:
             try:
                 await self._live()
             except CONNECTION_ERRORS as error:
-                self.refusal = refusal(error, self._settings.url.get_secret_value())
-                self.last_error = self.refusal or describe(error)
+                self.refusal = self._refusal(error)
+                hint = "" if self.connects else tls_hint(error, self._settings, "broker")
+                self.last_error = self.refusal or describe(error) + hint
             finally:
                 self._down()
                 await self._close()
@@ -221,10 +213,15 @@ class Link:
         if not raised:
             self._logged = self.last_error
 
+    def _refusal(self, error: BaseException) -> str | None:
+        return tls_problem(error, self._settings, "broker") or refusal(error, self._address)
+
     async def _live(self) -> None:
+        # Every time anew: passwords and certificates may have been changed since.
+        self._address = address(self._settings)
         connection = await aio_pika.connect(
-            self._settings.url.get_secret_value(),
-            ssl_context=tls_context(self._settings),
+            self._address,
+            ssl_context=tls_context(self._settings) if uses_tls(self._settings) else None,
             timeout=self._settings.connect_timeout_s,
             heartbeat=self._settings.heartbeat_s,
             client_properties={"connection_name": self._name},
@@ -425,7 +422,10 @@ def refusal(error: BaseException, url: str) -> str | None:
     parts = urlsplit(url)
     user, vhost = unquote(parts.username or "guest"), unquote(parts.path.removeprefix("/")) or "/"
     if isinstance(error, ProbableAuthenticationError | AuthenticationError):
-        return f"the broker does not let user {user!r} in: mend user and password in broker.url ({_said(error)})"
+        return (
+            f"the broker does not let user {user!r} in: mend user and password in broker.url, or in the files that "
+            f"broker.user_file and broker.password_file name ({_said(error)})"
+        )
     if isinstance(error, InvalidFrameError) and _VHOST_REFUSED.search(_said(error)):
         return (
             f"the broker does not open vhost {vhost!r} to user {user!r}: mend broker.url, or make the vhost "

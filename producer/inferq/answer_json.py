@@ -37,7 +37,10 @@ def answer_map(answer: Answer, *, index: int | None = None) -> dict[str, Any]:
     else:
         fields["outputs"] = {name: _value(array, result.outputs[name].dtype) for name, array in answer.outputs.items()}
     fields |= {name: True for name in ("late", "fallback") if getattr(result, name)}
-    parts = {"served_by": result.served_by, "timing_ms": result.timing_ms, "batch": result.batch}
+    if result.timing_ms is not None:
+        timing = dataclasses.asdict(result.timing_ms)
+        fields["timing_ms"] = {name: round(value_ms, 3) for name, value_ms in timing.items()}
+    parts = {"served_by": result.served_by, "batch": result.batch}
     return fields | {name: dataclasses.asdict(part) for name, part in parts.items() if part is not None}
 
 

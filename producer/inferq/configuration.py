@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CLIENT_SECTIONS = frozenset({"broker", "redis", "client", "topology"})
 WORKER_SECTIONS = frozenset(
-    {"role", "models", "batching", "lanes", "runtime", "admin", "log", "drain", "limits", "replies"}
+    {"role", "models", "batching", "lanes", "runtime", "breaker", "admin", "log", "drain", "limits", "replies"}
 )
 """One inferq.toml serves client and worker: each ignores what only the other reads."""
 
@@ -158,7 +158,13 @@ def _read_secrets(gathered: _Gathered) -> None:
         )
         for file in files:
             path = _path_of_name(file.name)
-            if path[0] not in gathered.ignored:
+            by_name = (*path[:-1], f"{path[-1]}_file")
+            if path[0] in gathered.ignored:
+                continue
+            if shape_at(gathered.cls, path) is None and shape_at(gathered.cls, by_name) is not None:
+                # A password is not copied: it is read from there at every connect, and may change.
+                _put(gathered, by_name, str(file), origin=f"secret file {file}")
+            else:
                 _put_text(gathered, path, file.read_text(encoding="utf-8").strip(), origin=f"secret file {file}")
     except OSError as error:
         where = error.filename or directory

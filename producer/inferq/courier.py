@@ -71,6 +71,7 @@ class Courier:
             on_result=self.waiters.resolve,
             on_moved=self._moved.set,
             timeout_s=broker.connect_timeout_s,
+            exchange=broker.reply_exchange,
         )
         self.uses_reply_queue = reply != "redis"
         self._life: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from inferq.answers import to_answer
 from inferq.errors import AnswerTimeout, StoreUnavailable
-from inferq.results import ResultStore
+from inferq.results import ResultStore, check_id
 from inferq.waiters import Waiters
 from inferq.watch import OutcomeWatch
 
@@ -86,7 +86,9 @@ class Lookup:
         Raises:
             AnswerTimeout: no outcome by then.
             StoreUnavailable: Redis could not be asked.
+            InvalidJob: that is no job id.
         """
+        check_id(job_id)
         with self.waiters.waiting(job_id) as pending:
             result = None
             if timeout_s != 0:

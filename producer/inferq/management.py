@@ -15,6 +15,9 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
+from inferq.credentials import Login, login_of
+from inferq.tls import tls_context
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -45,7 +48,7 @@ class Management:
         password: never shown.
         vhost: the virtual host, decoded (`/`, `inferq`).
         timeout_s: for connecting and for each read; seconds.
-        ca_file: PEM file of the authorities to trust for https; None means the system's.
+        tls: for https; None means verification against the system's authorities.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Management:
         password: str,
         vhost: str = "/",
         timeout_s: float = 10.0,
-        ca_file: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self.user = user
@@ -65,27 +68,37 @@ class Management:
         self._authorization = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if url.startswith("https://"):
-            handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca_file)))
+            handlers.append(urllib.request.HTTPSHandler(context=tls or ssl.create_default_context()))
         self._opener = urllib.request.build_opener(*handlers)
 
     @classmethod
     def of(cls, broker: BrokerSettings) -> Management:
         """The API that belongs to a broker: `management_url`, or port 15672 on the broker's own host.
 
-        Credentials that `management_url` does not name are those of the AMQP url.
+        Credentials that `management_url` does not name are those of AMQP, as they are at this moment.
+
+        Raises:
+            ManagementError: a file with a password or certificate cannot be used.
         """
         amqp = urlsplit(broker.url.get_secret_value())
         named = broker.management_url
         place = urlsplit(f"http://{_host(amqp.hostname)}:{DEFAULT_PORT}" if named is None else named.get_secret_value())
-        login = place if place.username is not None else amqp
+        try:
+            own = broker if place.hostname == amqp.hostname else broker.model_copy(update={"server_name": None})
+            tls = tls_context(own) if place.scheme == "https" else None
+            login = login_of(broker)
+        except OSError as error:
+            raise ManagementError(f"broker.{error}") from None
+        if place.username is not None:
+            login = Login(unquote(place.username), unquote(place.password or ""))
         port = f":{place.port}" if place.port else ""
         return cls(
             f"{place.scheme}://{_host(place.hostname)}{port}{place.path}",
-            user=unquote(login.username or "guest"),
-            password=unquote(login.password or "guest"),
+            user=login.user or "guest",
+            password=login.password or "guest",
             vhost=vhost_of(broker.url.get_secret_value()),
             timeout_s=broker.connect_timeout_s,
-            ca_file=None if broker.ca_file is None else str(broker.ca_file),
+            tls=tls,
         )
 
     def overview(self) -> dict[str, Any]:

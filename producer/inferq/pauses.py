@@ -62,7 +62,7 @@ class Pause:
                 int(record["since"]),
                 None if until is None else int(until),
             )
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException):
             return cls(target, "unknown", "its record cannot be read", 0)
 
     def holds(self, now_ms: int) -> bool:
@@ -97,6 +97,7 @@ class Pauses:
     """
 
     def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
         self._key = paused_key(settings.prefix)
         self._redis = open_redis(settings, retries=2, max_connections=2)
 
@@ -110,35 +111,37 @@ class Pauses:
             await self._redis.aclose()
 
     async def read(self) -> dict[str, Pause]:
-        """Those that hold now, by target; the others are removed.
+        """Those that hold now, by target. Writes nothing: senders may only read.
 
         Raises:
             StoreUnavailable: Redis did not answer.
         """
-        with _translated():
-            found = decode_pauses(cast("dict[bytes, bytes]", await self._redis.hgetall(self._key)))
         now_ms = time.time_ns() // 1_000_000
-        ended = [target for target, pause in found.items() if not pause.holds(now_ms)]
-        await self.lift(ended)
-        return {target: pause for target, pause in found.items() if target not in ended}
+        return {target: pause for target, pause in (await self._all()).items() if pause.holds(now_ms)}
 
     async def set(self, pause: Pause) -> None:
-        """Store a pause, in place of an earlier one of the same target."""
-        with _translated():
+        """Store a pause, in place of an earlier one of the same target; those that have ended are removed."""
+        now_ms = time.time_ns() // 1_000_000
+        await self.lift([target for target, old in (await self._all()).items() if not old.holds(now_ms)])
+        with self._translated():
             await self._redis.hset(self._key, pause.target, pause.encode())
 
     async def lift(self, targets: Iterable[str]) -> None:
         """Remove pauses; no error where there is none."""
         if targets := list(targets):
-            with _translated():
+            with self._translated():
                 await self._redis.hdel(self._key, *targets)
 
+    async def _all(self) -> dict[str, Pause]:
+        with self._translated():
+            return decode_pauses(cast("dict[bytes, bytes]", await self._redis.hgetall(self._key)))
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except REDIS_ERRORS as error:
-        raise StoreUnavailable(
-            f"Redis does not answer ({redis_problem(error)}); pauses are kept there: check redis.url and that it runs"
-        ) from error
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except REDIS_ERRORS as error:
+            problem = redis_problem(error, self._settings)
+            raise StoreUnavailable(
+                f"Redis does not answer ({problem}); pauses are kept there: check redis.url and that it runs"
+            ) from error

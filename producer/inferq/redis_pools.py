@@ -8,16 +8,20 @@ one's back: a retry whose first attempt did arrive reports the key as taken. Com
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import RedisError
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError, RedisError
 
-from inferq.configuration import ConfigurationError
+from inferq.credentials import login_of
+from inferq.tls import TlsContexts, tls_hint, tls_problem, uses_tls
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from inferq.settings import RedisSettings
 
 __all__ = ["REDIS_ERRORS", "open_redis", "redis_problem"]
@@ -40,38 +44,57 @@ def open_redis(
         max_connections: overrides the settings; callers beyond it wait for at most the socket time-out.
         patient: callers beyond it wait as long as it takes. Who holds a connection gives it back within the time-outs;
             a pool that is busy then never looks like a server that is away.
-
-    Raises:
-        ConfigurationError: the URL has options that no connection takes. They are named, their values are not.
     """
-    kwargs: dict[str, Any] = {
+    options: dict[str, Any] = dict(parse_url(settings.url.get_secret_value()))
+    if uses_tls(settings):
+        options |= {"connection_class": _TlsConnection, "contexts": TlsContexts(settings)}
+    if settings.user_file is not None or settings.password_file is not None:
+        options = {name: value for name, value in options.items() if name not in {"username", "password"}}
+        options["credential_provider"] = _Login(settings)
+    # After those of the url, so that nothing in it outranks a knob.
+    options |= {
         "max_connections": max_connections or settings.max_connections,
         "timeout": None if patient else settings.socket_timeout_s,
         "socket_timeout": settings.socket_timeout_s,
         "socket_connect_timeout": settings.connect_timeout_s,
         "health_check_interval": _HEALTH_CHECK_S,
+        # Else every connection asks for CLIENT SETINFO, which a hardened Redis refuses and records.
+        "driver_info": None,
         "retry": Retry(ExponentialWithJitterBackoff(base=_BACKOFF_BASE_S, cap=_BACKOFF_CAP_S), retries),
     }
-    files = {"ssl_ca_certs": settings.ca_file, "ssl_certfile": settings.cert_file, "ssl_keyfile": settings.key_file}
-    kwargs.update({name: str(path) for name, path in files.items() if path is not None})
-    try:
-        pool = BlockingConnectionPool.from_url(settings.url.get_secret_value(), **kwargs)
-        # The pool hands what it does not know to its connections: only making one tells. It does not connect.
-        pool.make_connection()  # type: ignore[no-untyped-call]  # redis-py does not type it
-    except (TypeError, ValueError):
-        # `from None`: the cause may repeat a value, and the query may hold a password.
-        raise _unknown_options(settings) from None
-    return Redis.from_pool(pool)
+    return Redis.from_pool(BlockingConnectionPool(**options))
 
 
-def _unknown_options(settings: RedisSettings) -> ConfigurationError:
-    options = sorted(parse_qs(urlsplit(settings.url.get_secret_value()).query, keep_blank_values=True))
-    return ConfigurationError(
-        f"redis.url: its options cannot be used as they are ({', '.join(options)[:200]}); take out what is no option "
-        "of redis-py, and use the other knobs of section redis for time-outs, TLS files and the size of the pool"
-    )
+class _TlsConnection(SSLConnection):
+    """Takes its context from us when it connects, so that renewed certificates and another server name are used."""
+
+    def __init__(self, *, contexts: TlsContexts, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._contexts = contexts
+
+    def _connection_arguments(self) -> dict[str, Any]:
+        arguments = dict(super()._connection_arguments())
+        context: SSLContext = self._contexts.get()
+        return {**arguments, "ssl": context}
 
 
-def redis_problem(error: BaseException) -> str:
-    """One line about a Redis error, for people, without credentials."""
-    return f"{type(error).__name__}: {error}"[:300]
+class _Login(CredentialProvider):
+    """Reads user and password from their files whenever a connection logs in."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        login = login_of(self._settings)
+        password = login.password or ""
+        return (password,) if login.user is None else (login.user, password)
+
+
+def redis_problem(error: BaseException, settings: RedisSettings, *, first: bool = False) -> str:
+    """One line about a Redis error, for people, without credentials; `first` if Redis has never answered so far."""
+    if problem := tls_problem(error, settings, "redis"):
+        return problem
+    line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if isinstance(error, AuthenticationError):
+        return f"{line}; mend user and password in redis.url, or in redis.user_file and redis.password_file"
+    return line + (tls_hint(error, settings, "redis") if first else "")

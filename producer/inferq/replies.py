@@ -39,6 +39,7 @@ class ReplyQueue:
         on_result: called with each result and the correlation id of its message; must not block.
         on_moved: called after the queue came back under a new name; must not block.
         timeout_s: longest wait for the broker's answer to a declaration, in seconds.
+        exchange: through which the answers come; "" = the default exchange, where a queue needs no binding.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class ReplyQueue:
         on_result: Callable[[Result, str | None], object],
         on_moved: Callable[[], None],
         timeout_s: float,
+        exchange: str = "",
     ) -> None:
         self._link = link
         self._on_result = on_result
         self._on_moved = on_moved
         self._timeout_s = timeout_s
+        self._exchange = exchange
         self._ready = asyncio.Event()
         self._name = ""
         self._moves = 0
@@ -108,6 +111,8 @@ class ReplyQueue:
     async def _declare(self, channel: AbstractChannel) -> str:
         name = f"reply.{uuid.uuid4()}"
         await channel.queue_declare(name, exclusive=True, auto_delete=True, timeout=self._timeout_s)
+        if self._exchange:
+            await channel.queue_bind(name, self._exchange, routing_key=name, timeout=self._timeout_s)
         # Not acknowledged: the client bounds what is under way, and a lost answer is asked for again by job id.
         await channel.basic_consume(name, self._receive, no_ack=True, timeout=self._timeout_s)
         return name

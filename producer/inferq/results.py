@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from typing import TYPE_CHECKING, Final, cast
 
 from pydantic import ValidationError
 
-from inferq.errors import AnswerLost, StoreUnavailable
+from inferq.errors import AnswerLost, InvalidJob, StoreUnavailable
 from inferq.keys import input_key, output_key, result_key
 from inferq.outcome import Outcome, decode_outcome
 from inferq.redis_pools import REDIS_ERRORS, open_redis, redis_problem
-from inferq_schemas import DEFAULT_LIMITS, ContractError, Tensor
+from inferq_schemas import DEFAULT_LIMITS, ID_PATTERN, ContractError, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from inferq.settings import RedisSettings
     from inferq_schemas import Job, Result
 
-__all__ = ["ResultStore"]
+__all__ = ["ResultStore", "check_id"]
 
 _log = logging.getLogger(__name__)
+_ID: Final = re.compile(ID_PATTERN)
 _READ_RETRIES: Final = 3
 _READ_IDS: Final = 64
 """Outcomes a command: an outcome may be megabytes, and one command has one time-out."""
@@ -51,7 +53,7 @@ class ResultStore:
 
     async def ping(self) -> None:
         """Raise `StoreUnavailable` unless Redis answers now; does not retry."""
-        with _translated("answer a ping"):
+        with self._translated("answer a ping", first=True):
             await self._once.ping()
 
     async def close(self) -> None:
@@ -69,12 +71,26 @@ class ResultStore:
         """First part of every key."""
         return self._prefix
 
+    def problem(self, error: BaseException) -> str:
+        """What went wrong with Redis, for people."""
+        return redis_problem(error, self._settings)
+
+    @contextlib.contextmanager
+    def _translated(self, purpose: str, *, first: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except REDIS_ERRORS as error:
+            problem = redis_problem(error, self._settings, first=first)
+            raise StoreUnavailable(
+                f"Redis could not {purpose} ({problem}); check redis.url and that Redis runs"
+            ) from error
+
     async def read(self, job_ids: Sequence[str]) -> tuple[Result, ...]:
         """The outcomes that are there, of those asked for; an unreadable one counts as absent and is logged."""
         found = []
         for start in range(0, len(job_ids), _READ_IDS):
             ids = job_ids[start : start + _READ_IDS]
-            with _translated("read outcomes"):
+            with self._translated("read outcomes"):
                 values = await self._redis.mget([result_key(self._prefix, job_id) for job_id in ids])
             pairs = zip(ids, cast("list[bytes | None]", values), strict=True)
             found += [_result(job_id, raw) for job_id, raw in pairs if raw is not None]
@@ -88,9 +104,11 @@ class ResultStore:
 
         Raises:
             StoreUnavailable: Redis did not answer; whether the job is cancelled is not known.
+            InvalidJob: that is no job id.
         """
+        check_id(job_id)
         record = Outcome.cancelled(job_id).encode()
-        with _translated(f"cancel job {job_id}"):
+        with self._translated(f"cancel job {job_id}"):
             stored = await self._once.set(
                 result_key(self._prefix, job_id), record, nx=True, get=True, ex=self._settings.result_ttl_s
             )
@@ -113,7 +131,7 @@ class ResultStore:
             return job
         ttl_s = _claim_ttl_s(job, now_ms)
         refs = dict(job.inputs)
-        with _translated("keep large inputs"):
+        with self._translated("keep large inputs"):
             for name, tensor in large.items():
                 key = input_key(self._prefix, job.id, name)
                 await self._redis.set(key, cast("bytes", tensor.data), ex=ttl_s)
@@ -141,7 +159,7 @@ class ResultStore:
             key = result_key(self._prefix, job_id)
             pipe.pttl(key)
             pipe.getdel(key)
-        with _translated("delete outcomes"):
+        with self._translated("delete outcomes"):
             replies = await pipe.execute()
         pairs = zip(job_ids, replies[::2], replies[1::2], strict=True)
         return {job_id: (raw, left_ms) for job_id, left_ms, raw in pairs if raw is not None}
@@ -154,12 +172,13 @@ class ResultStore:
 
     async def hold_inputs(self, job: Job, *, now_ms: int) -> bool:
         """Keep the inputs that were left here for as long as the job may need them; False if one has expired."""
-        keys = [tensor.ref for tensor in job.inputs.values() if tensor.ref is not None]
+        # The job's own keys, whatever its body names: workers read no others.
+        keys = [input_key(self._prefix, job.id, name) for name, tensor in job.inputs.items() if tensor.ref is not None]
         ttl_s = _claim_ttl_s(job, now_ms)
-        with _translated(f"look for the inputs of job {job.id}"):
+        with self._translated(f"look for the inputs of job {job.id}"):
             # GT: never shorter than it was.
             await asyncio.gather(*(self._redis.expire(key, ttl_s, gt=True) for key in keys))
-            return not keys or await self._redis.exists(*keys) == len(set(keys))
+            return not keys or await self._redis.exists(*keys) == len(keys)
 
     async def fetch_output(self, job_id: str, name: str, tensor: Tensor) -> Tensor:
         """Resolve an output that was kept apart.
@@ -171,7 +190,7 @@ class ResultStore:
         key = output_key(self._prefix, job_id, name)
         if tensor.ref != key:
             raise AnswerLost(f"output {name!r} of job {job_id} refers to {tensor.ref!r}, not to its own {key!r}")
-        with _translated(f"fetch output {name!r} of job {job_id}"):
+        with self._translated(f"fetch output {name!r} of job {job_id}"):
             data = await self._redis.get(key)
         if data is None:
             raise AnswerLost(f"output {name!r} of job {job_id} was kept in Redis and has expired; run the job again")
@@ -179,6 +198,12 @@ class ResultStore:
             return Tensor(dtype=tensor.dtype, shape=tensor.shape, data=cast("bytes", data))
         except ValidationError as error:
             raise AnswerLost(f"output {name!r} of job {job_id} is damaged: {error.errors()[0]['msg']}") from error
+
+
+def check_id(job_id: str) -> None:
+    """Raise `InvalidJob` unless it is a job id: keys are made of it, and another text could name another's key."""
+    if not _ID.fullmatch(job_id):
+        raise InvalidJob(f"{job_id[:128]!r} is no job id: it must match {ID_PATTERN}")
 
 
 def _claim_ttl_s(job: Job, now_ms: int) -> int:
@@ -193,13 +218,3 @@ def _result(job_id: str, raw: bytes) -> Result | None:
     except ContractError as error:
         _log.warning("the stored outcome of job %s cannot be read: %s", job_id, error.message)
         return None
-
-
-@contextlib.contextmanager
-def _translated(purpose: str) -> Iterator[None]:
-    try:
-        yield
-    except REDIS_ERRORS as error:
-        raise StoreUnavailable(
-            f"Redis could not {purpose} ({redis_problem(error)}); check redis.url and that Redis runs",
-        ) from error

@@ -6,8 +6,8 @@ A settings object is frozen and does no I/O; `load_settings` reads the sources a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -28,6 +28,7 @@ __all__ = [
     "ModelTopologySettings",
     "RedisSettings",
     "Section",
+    "ServerSection",
     "Settings",
     "TopologySettings",
     "effective",
@@ -84,7 +85,7 @@ def _checked_url(url: SecretStr, schemes: tuple[str, ...]) -> SecretStr:
 
 
 def _amqp_url(url: SecretStr) -> SecretStr:
-    return _checked_url(url, ("amqp", "amqps"))
+    return _without_options(_checked_url(url, ("amqp", "amqps")))
 
 
 def _http_url(url: SecretStr) -> SecretStr:
@@ -92,43 +93,94 @@ def _http_url(url: SecretStr) -> SecretStr:
 
 
 def _redis_url(url: SecretStr) -> SecretStr:
-    return _checked_url(url, ("redis", "rediss", "unix"))
+    return _without_options(_checked_url(url, ("redis", "rediss", "unix")), allowed=("db",))
+
+
+_KNOB_OF_OPTION: Final = {
+    "socket_timeout": "socket_timeout_s",
+    "socket_connect_timeout": "connect_timeout_s",
+    "timeout": "connect_timeout_s",
+    "max_connections": "max_connections",
+    "heartbeat": "heartbeat_s",
+    "ssl_ca_certs": "ca_file",
+    "cafile": "ca_file",
+    "ssl_certfile": "cert_file",
+    "certfile": "cert_file",
+    "ssl_keyfile": "key_file",
+    "keyfile": "key_file",
+    "password": "password_file",
+    "username": "user_file",
+}
+
+
+def _without_options(url: SecretStr, *, allowed: tuple[str, ...] = ()) -> SecretStr:
+    """Refuse options after the `?`: to the libraries they outrank every knob, and some turn verification off.
+
+    Named, never with their values: one may be a password.
+    """
+    options = parse_qs(urlsplit(url.get_secret_value()).query, keep_blank_values=True)
+    refused = sorted(set(options) - set(allowed))
+    if refused:
+        named = [f"{name} (use {_KNOB_OF_OPTION[name]})" if name in _KNOB_OF_OPTION else name for name in refused]
+        raise ValueError(
+            f"has options that would override the other knobs of its section: {', '.join(named)[:300]}; take them out"
+        )
+    if not all(value.isdecimal() for values in options.values() for value in values):
+        raise ValueError("its option db must be a number")
+    return url
 
 
 AmqpUrl = Annotated[SecretStr, AfterValidator(_amqp_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
-CaFile = Annotated[
-    Path | None,
-    Field(description="PEM file of the authorities to trust instead of the system's; only with a TLS url."),
-]
-CertFile = Annotated[Path | None, Field(description="PEM file of this client's certificate, for mutual TLS.")]
-KeyFile = Annotated[Path | None, Field(description="PEM file of the private key that belongs to `cert_file`.")]
 
 
-class _TlsSection(Section):
-    """A section whose server may speak TLS."""
+class ServerSection(Section):
+    """A server that is logged in to, perhaps over TLS. Files are named here and read at every connect, not before."""
 
     url: SecretStr
-    ca_file: CaFile = None
-    cert_file: CertFile = None
-    key_file: KeyFile = None
+    user_file: Path | None = Field(
+        default=None, description="File with the user's name, instead of the one in `url`; read again at every connect."
+    )
+    password_file: Path | None = Field(
+        default=None, description="File with the password, instead of the one in `url`; read again at every connect."
+    )
+    ca_file: Path | None = Field(
+        default=None,
+        description="PEM file of the authorities to trust instead of the system's; only with a TLS url.",
+    )
+    cert_file: Path | None = Field(
+        default=None, description="PEM file of this client's certificate, for mutual TLS; read again at every connect."
+    )
+    key_file: Path | None = Field(default=None, description="PEM file of the private key that belongs to `cert_file`.")
+    key_password_file: Path | None = Field(
+        default=None, description="File with the password of an encrypted `key_file`."
+    )
+    server_name: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9.:_-]{1,253}$",
+        description="Name that the server's certificate must have, where it is not the host of `url`.",
+    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         problems = []
-        files = [name for name in ("ca_file", "cert_file", "key_file") if getattr(self, name) is not None]
+        names = ("ca_file", "cert_file", "key_file", "key_password_file", "server_name")
+        given = [name for name in names if getattr(self, name) is not None]
         scheme = urlsplit(self.url.get_secret_value()).scheme
-        if files and scheme not in {"amqps", "rediss"}:
-            problems.append(f"{', '.join(files)} set, but {scheme}:// is not encrypted: use {scheme}s:// or drop them")
+        if given and scheme not in {"amqps", "rediss"}:
+            secure = "rediss" if scheme == "unix" else f"{scheme}s"
+            problems.append(f"{', '.join(given)} set, but {scheme}:// is not encrypted: use {secure}:// or drop them")
         if (self.cert_file is None) != (self.key_file is None):
             problems.append("cert_file and key_file belong together: set both or neither")
+        if self.key_password_file is not None and self.key_file is None:
+            problems.append("key_password_file is of no use without key_file: set both, or drop it")
         if problems:
             raise ValueError("\n".join(problems))
         return self
 
 
-class BrokerSettings(_TlsSection):
+class BrokerSettings(ServerSection):
     """RabbitMQ: where it is and how long to wait for it."""
 
     url: AmqpUrl = Field(
@@ -139,6 +191,12 @@ class BrokerSettings(_TlsSection):
         default=None,
         description="Management API, for `inferq topology` and exact checks at start. Without it the commands ask the "
         "host of `url` on port 15672 with the same user.",
+    )
+    reply_exchange: Literal["", "inferq.replies"] = Field(
+        default="",
+        description="How answers travel to reply queues: empty = through the default exchange, which any AMQP client's "
+        "request-reply works with; inferq.replies = hardened: clients bind their reply queues there, and workers need "
+        "no right to write to every queue. The same for clients and workers.",
     )
     heartbeat_s: int = Field(
         default=20, ge=1, le=600, description="Seconds between heartbeats; two missed ones end it."
@@ -157,7 +215,7 @@ class BrokerSettings(_TlsSection):
         return self
 
 
-class RedisSettings(_TlsSection):
+class RedisSettings(ServerSection):
     """Redis: outcomes, large payloads, cancellations."""
 
     url: RedisUrl = Field(

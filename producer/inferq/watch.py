@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from inferq.errors import StoreUnavailable
 from inferq.keys import done_channel
-from inferq.redis_pools import REDIS_ERRORS, redis_problem
+from inferq.redis_pools import REDIS_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -68,7 +68,7 @@ class OutcomeWatch:
                 await self._hear()
             except REDIS_ERRORS as error:
                 # redis-py connects and subscribes again by itself at the next read.
-                self._failed(redis_problem(error))
+                self._failed(self._store.problem(error))
                 await asyncio.sleep(_RETRY_S)
 
     async def subscribe(self, job_id: str) -> None:

@@ -1,5 +1,6 @@
 """The wire contract of inferq, and the broker topology as data. No I/O, no sockets."""
 
+from inferq_schemas.access import Role, hardened_definitions, roles
 from inferq_schemas.codec import (
     ACCEPT_BUNDLE_HEADER,
     ATTEMPT_HEADER,
@@ -90,6 +91,7 @@ __all__ = [
     "Queue",
     "RejectedJob",
     "Result",
+    "Role",
     "Scalar",
     "ServedBy",
     "Tensor",
@@ -104,11 +106,13 @@ __all__ = [
     "encode_result",
     "encode_results",
     "fallback_queue",
+    "hardened_definitions",
     "job_to_wire",
     "lane_queue",
     "parse_routing_key",
     "result_from_wire",
     "result_to_wire",
+    "roles",
     "routing_key",
     "time_left_ms",
 ]

@@ -35,8 +35,8 @@ PARKING_DELIVERY_LIMIT: Final = 2**31 - 1
 _MODEL = re.compile(MODEL_PATTERN)
 _LANE = re.compile(LANE_PATTERN)
 # Inside a PCRE pattern of a policy. Job queues have two dots, inferq.dead and inferq.parking have one.
-_ANY_MODEL: Final = "[a-z0-9][a-z0-9_-]*"
-_ANY_LANE: Final = "(?!fallback$)[a-z0-9][a-z0-9_-]*"
+ANY_MODEL: Final = "[a-z0-9][a-z0-9_-]*"
+ANY_LANE: Final = "(?!fallback$)[a-z0-9][a-z0-9_-]*"
 
 
 def lane_queue(model: str, lane: str) -> str:
@@ -245,11 +245,11 @@ class Topology:
     @property
     def policies(self) -> tuple[Policy, ...]:
         """Four shared ones, then one per model without fallback."""
-        lanes = f"^inferq\\.{_ANY_MODEL}\\.{_ANY_LANE}$"
+        lanes = f"^inferq\\.{ANY_MODEL}\\.{ANY_LANE}$"
         shared = (
             Policy("inferq-lanes", lanes, 10, _kept(FALLBACK_EXCHANGE, max_length_bytes=LANE_MAX_BYTES)),
             # No length limit: what the lanes shed must always find room here.
-            Policy("inferq-fallback", f"^inferq\\.{_ANY_MODEL}\\.fallback$", 10, _kept(DEAD_EXCHANGE)),
+            Policy("inferq-fallback", f"^inferq\\.{ANY_MODEL}\\.fallback$", 10, _kept(DEAD_EXCHANGE)),
             Policy("inferq-dead", r"^inferq\.dead$", 10, _kept(PARKING_EXCHANGE)),
             Policy(
                 "inferq-parking",
@@ -264,7 +264,7 @@ class Topology:
         )
         without = _kept(DEAD_EXCHANGE, max_length_bytes=LANE_MAX_BYTES)
         own = (
-            Policy(f"inferq-lanes-{entry.model}", f"^inferq\\.{entry.model}\\.{_ANY_LANE}$", 20, without)
+            Policy(f"inferq-lanes-{entry.model}", f"^inferq\\.{entry.model}\\.{ANY_LANE}$", 20, without)
             for entry in self.models
             if not entry.fallback
         )

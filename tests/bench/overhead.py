@@ -28,13 +28,15 @@ from tests.fakes import FakeChannel, delivery_of, settler_of
 from inferq_schemas import Job, Tensor
 from inferq_worker.admit import admit
 from inferq_worker.answer import Answerer
+from inferq_worker.breakers import Breakers
 from inferq_worker.device import Device
+from inferq_worker.evacuate import Evacuation
 from inferq_worker.hand import Hand
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.observe.metrics import Metrics
 from inferq_worker.pipeline import Pipeline
 from inferq_worker.poison import RunRecord
-from inferq_worker.runtime import RuntimeSettings, open_session
+from inferq_worker.runtime import BreakerSettings, RuntimeSettings, open_session
 from inferq_worker.scheduling import Batcher, EarliestDeadline, LatencyTable, RunningP95
 from inferq_worker.scheduling.clock import LoopClock
 from inferq_worker.served import ServedModel
@@ -81,6 +83,10 @@ class Sink:
         self.came.set()
 
 
+async def _no_lanes(_model: str, _paused: bool) -> None:
+    """There are none to pause."""
+
+
 class Bench:
     """The worker's middle, around one session."""
 
@@ -106,13 +112,19 @@ class Bench:
         )
         self.hand = Hand(models=models, outbox=outbox, triage=triage, metrics=metrics)
         self.batcher = Batcher(policy, clock, self.hand.expired, self.hand.given_up)
+        device, tasks, spare = Device(1, clock), Tasks(group), cast("Any", _NoCpu())
+        breakers = Breakers(
+            BreakerSettings(), models, _no_lanes, device=device, clock=clock, metrics=metrics, tasks=tasks
+        )
         self.pipeline = Pipeline(
             models=models,
             batcher=self.batcher,
             hand=self.hand,
             clock=clock,
-            device=Device(1, clock),
-            triage=cast("Any", _NoCpu()),
+            device=device,
+            triage=spare,
+            breakers=breakers,
+            evacuation=Evacuation(breakers, self.batcher, self.hand, spare),
             outbox=outbox,
             answerer=Answerer(worker="bench", role="gpu"),
             finisher=cast("Any", self.sink),
@@ -120,7 +132,7 @@ class Bench:
             after=RunningP95(0.003),
             batches_in_flight=8,
             metrics=metrics,
-            tasks=Tasks(group),
+            tasks=tasks,
         )
 
     def items(self, rows: np.ndarray) -> list[WorkItem]:

@@ -58,7 +58,7 @@ async def test_a_paused_lane_waits_across_a_restart_and_others_go_on(
     assert [(one["target"], one["why"]) for one in page["pauses"]] == [("scale.bulk", "night shift")]
     assert page["pauses"][0]["by"].startswith(f"{getpass.getuser()}@")
     assert (await lane(worker, BULK))["paused_by"] == ["operator"]
-    assert await worker.metric('inferq_lane_paused{lane="bulk",model="scale"}') == 1
+    assert await worker.metric('inferq_lane_paused{lane="bulk",model="scale",reason="operator"}') == 1
     assert (await worker.page("/readyz"))[0] == 200, "it does as it was told"
 
     await worker.stop()
@@ -72,7 +72,7 @@ async def test_a_paused_lane_waits_across_a_restart_and_others_go_on(
     started_s = time.monotonic()
     assert (await raw.reply(waiting)).ok
     assert time.monotonic() - started_s < 10
-    assert await worker.metric('inferq_lane_paused{lane="bulk",model="scale"}') == 0
+    assert await worker.metric('inferq_lane_paused{lane="bulk",model="scale",reason="operator"}') == 0
 
 
 async def test_a_pause_for_a_while_ends_by_itself_and_is_listed_until_then(

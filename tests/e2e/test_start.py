@@ -133,8 +133,13 @@ async def test_a_live_worker_tells_what_it_does(site: Site, workers: Workers, tm
     assert await worker.metric(provider) == 1
     status, found = await worker.page("/status")
     assert found["role"] == "gpu"
-    assert found["models"]["scale"]["provider"] == "CPUExecutionProvider"
-    assert found["models"]["scale"]["run_ms_by_rows"]["32"] > 0
+    model = found["models"]["scale"]
+    assert model["provider"] == "CPUExecutionProvider"
+    assert (model["requested_provider"], model["cache"]) == ("CPUExecutionProvider", "off")
+    nodes = model["nodes_by_provider"]["CPUExecutionProvider"]
+    assert await worker.metric('inferq_session_nodes{model="scale",provider="CPUExecutionProvider"}') == nodes > 0
+    assert f'"nodes": {{"CPUExecutionProvider": {nodes}}}' in worker.log()
+    assert model["run_ms_by_rows"]["32"] > 0
     lanes = {lane["queue"]: lane for lane in found["lanes"]}
     assert lanes["inferq.scale.interactive"]["consuming"]
     assert lanes["inferq.dead"]["consuming"]

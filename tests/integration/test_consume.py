@@ -42,6 +42,37 @@ async def link(broker: Broker) -> AsyncIterator[Link]:
     await asyncio.wait([running])
 
 
+async def test_a_lane_is_consumed_again_only_when_the_last_reason_against_it_is_gone(link: Link) -> None:
+    came: list[Delivery] = []
+
+    def sink(delivery: Delivery) -> int:
+        came.append(delivery)
+        return 1
+
+    consumer = LaneConsumer(LANE, link, sink, metrics_of())
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: consumer.consuming)
+    await consumer.switch("breaker", paused=True)
+    await consumer.switch("bytes", paused=True)
+    await consumer.switch("bytes", paused=False)
+    assert (consumer.consuming, consumer.paused_by) == (False, ["breaker"])
+    await Publisher(link, timeout_s=10).publish(
+        b"job", exchange="", routing_key=LANE.queue, properties=properties(), mandatory=True
+    )
+    consumer._lost.set()
+    await until(lambda: not consumer._lost.is_set())
+    assert (consumer.consuming, came) == (False, []), "also on the fresh channel after a loss"
+
+    await consumer.switch("breaker", paused=False)
+    await until(lambda: came)
+    came[0].settler.ack(came[0].tag)
+    await consumer.stop()
+    await consumer.switch("breaker", paused=True)
+    await consumer.switch("breaker", paused=False)
+    assert not consumer.consuming, "a lane that was stopped stays so"
+    await asyncio.wait_for(running, 20)
+
+
 async def test_a_channel_that_is_left_closes_once_all_that_it_brought_is_settled(link: Link) -> None:
     came: list[Delivery] = []
 

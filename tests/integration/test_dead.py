@@ -233,7 +233,7 @@ async def test_a_requeue_that_is_ended_in_the_middle_loses_nothing(yard: Yard, e
     for number in range(jobs):
         await yard.park(encode_job(job(number)))
 
-    process = await yard.start("requeue", "--all", "--rate", "50")
+    process = await yard.start("requeue", "--all", "--rate", "10")
     await reached(lambda: yard.depth(LANE), 5)
     process.send_signal(end)
     _, errors = await process.communicate()

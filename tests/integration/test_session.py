@@ -82,6 +82,26 @@ async def test_a_matmul_agrees_with_numpy(open_model: Open, tmp_path: Path) -> N
         np.testing.assert_allclose(answer(report, number), item["x"] @ weights, rtol=1e-5)
 
 
+async def test_a_probe_runs_the_made_up_items_of_the_warm_up_in_the_largest_batch(
+    open_model: Open, tmp_path: Path
+) -> None:
+    opened = await open_model(models.scale(tmp_path), max_rows=8)
+    assert (await opened.probe()).answers == (), "nothing is known before the warm-up"
+    await opened.warm_up([1, 8])
+    report = await opened.probe()
+    assert report.rows == 8
+    assert [one for one in report.answers if isinstance(one, RowError)] == []
+    assert report.run_s > 0
+
+
+async def test_a_model_that_nobody_can_make_inputs_up_for_is_probed_by_nothing(
+    open_model: Open, tmp_path: Path
+) -> None:
+    opened = await open_model(models.gather(tmp_path, entries=0), batch="trust")
+    assert await opened.warm_up([1]) == {}
+    assert await opened.probe() == RunReport((), 0.0, 0, 0)
+
+
 async def test_several_inputs_and_outputs_stay_together(open_model: Open, tmp_path: Path) -> None:
     opened = await open_model(models.two_inputs_two_outputs(tmp_path))
     await opened.warm_up([1, 4])
@@ -204,6 +224,59 @@ async def test_an_item_that_does_not_fit_is_refused_without_a_run(open_model: Op
     assert report.rows == 1
 
 
+@pytest.mark.parametrize(
+    "array", [np.array([[b"abc"]], "S3"), np.array([[b"abc"]], "S40"), np.array([["abc"]]).astype(">U3"), None]
+)
+async def test_bytes_never_reach_the_native_code_as_text(open_model: Open, tmp_path: Path, array: Array | None) -> None:
+    """ONNX Runtime reads past the end of byte strings, and hands neighbouring memory out."""
+    opened = await open_model(models.strings(tmp_path))
+    good: Feeds = {"x": np.array([["a\0b"]], object)}
+    bad: Feeds = {"x": np.array([[b"abc"]], object) if array is None else array}
+    report = await opened.run([bad, good])
+    refused = report.answers[0]
+    assert isinstance(refused, RowError)
+    assert refused.code == "invalid_input"
+    assert answer(report, 1).tolist() == [["a\0b"]]
+
+
+async def test_a_model_for_single_rows_answers_jobs_of_many(open_model: Open, tmp_path: Path) -> None:
+    opened = await open_model(models.fixed_batch(tmp_path, 1))
+    assert (opened.info.fixed_rows, opened.info.max_rows) == (1, 1)
+    await opened.warm_up([1])
+    items = x_rows(1, 3, 1)
+    report = await opened.run(items)
+    assert_scaled(report, items)
+    assert (report.rows, report.padded_rows) == (5, 0)
+
+
+async def test_an_input_with_a_default_is_left_to_the_model(open_model: Open, tmp_path: Path) -> None:
+    opened = await open_model(models.optional_input(tmp_path))
+    assert [spec.name for spec in opened.info.inputs] == ["x"]
+    await opened.warm_up([1, 2])
+    (item,) = x_rows(2)
+    report = await opened.run([item, {**item, "bias": np.zeros(3, np.float32)}])
+    np.testing.assert_array_equal(answer(report, 0), item["x"] + np.array([1, 2, 3], np.float32))
+    refused = report.answers[1]
+    assert isinstance(refused, RowError)
+    assert "the model wants x" in refused.message
+
+
+async def test_the_order_of_threads_and_memory_changes_no_answer(open_model: Open, tmp_path: Path) -> None:
+    weights = np.random.default_rng(3).standard_normal((5, 2)).astype(np.float32)
+    path = models.matmul(tmp_path, weights)
+    (item,) = x_rows(4, features=5)
+    for config in (
+        {"execution_mode": "parallel", "inter_op_threads": 2},
+        {"intra_op_threads": 2},
+        {"memory_pattern": True},
+        {"graph_optimization": "off"},
+        {"graph_optimization": "layout"},
+    ):
+        opened = await open_model(path, RuntimeSettings.model_validate({"provider": "cpu", **config}))
+        for _ in range(3):
+            np.testing.assert_allclose(answer(await opened.run([item]), 0), item["x"] @ weights, rtol=1e-5)
+
+
 async def test_running_out_of_memory_has_its_own_code(open_model: Open, tmp_path: Path) -> None:
     path = models.write(
         tmp_path / "bomb.onnx",
@@ -309,7 +382,7 @@ def _held(monkeypatch: pytest.MonkeyPatch) -> list[Held]:
     opened: list[Held] = []
     real_open = ort.open_engine
 
-    def open_held(path: Path, config: RuntimeSettings) -> Any:
+    def open_held(path: Path, config: RuntimeSettings, *rest: Any) -> Any:
         engine, placement = real_open(path, config)
         opened.append(Held(engine))
         return opened[-1], placement

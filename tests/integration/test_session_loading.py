@@ -1,5 +1,6 @@
 """What cannot be served is refused at load with its mend, and what really runs a model is known."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests import models
 
 from inferq_worker.models.repository import ModelFile
-from inferq_worker.runtime import ort
-from inferq_worker.runtime.interface import ModelRefused, RuntimeUnavailable, SessionInfo
+from inferq_worker.runtime import hardware, ort
+from inferq_worker.runtime.interface import ModelRefused, RowError, RuntimeUnavailable, SessionInfo
 from inferq_worker.runtime.session import open_session
 from inferq_worker.runtime.settings import RuntimeSettings
 
@@ -82,6 +83,8 @@ async def test_a_file_that_cannot_be_served_is_refused_with_its_mend(tmp_path: P
     ("location", "message"),
     [
         ("../secret.bin", "weights lie outside the model's folder"),
+        ("sub/../../secret.bin", "weights lie outside the model's folder"),
+        ("/etc/hostname", "weights lie outside the model's folder"),
         ("absent.bin", "weights file .*absent.bin is missing"),
     ],
 )
@@ -89,6 +92,29 @@ async def test_weights_elsewhere_are_refused(tmp_path: Path, location: str, mess
     (tmp_path / "secret.bin").write_bytes(bytes(12))
     with pytest.raises(ModelRefused, match=message):
         await load(with_external_weights(tmp_path / "m" / "ext.onnx", location))
+
+
+@pytest.mark.parametrize("location", ["link", "folder/secret.bin"])
+async def test_weights_behind_a_link_out_of_the_folder_are_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret.bin").write_bytes(bytes(12))
+    path = with_external_weights(tmp_path / "m" / "ext.onnx", location)
+    (path.parent / "link").symlink_to(tmp_path / "secret.bin")
+    (path.parent / "folder").symlink_to(tmp_path)
+    with pytest.raises(ModelRefused, match="weights lie outside the model's folder"):
+        await load(path)
+
+
+async def test_a_hard_link_is_a_file_of_the_folder_like_any_other(tmp_path: Path) -> None:
+    """Only who may write the folder can make one, and image layers and model stores are full of them."""
+    (tmp_path / "store.bin").write_bytes(np.full(3, 7, np.float32).tobytes())
+    path = with_external_weights(tmp_path / "m" / "ext.onnx", "w.bin")
+    (path.parent / "w.bin").hardlink_to(tmp_path / "store.bin")
+    session = await open_session(ModelFile("m", "1", path), CPU)
+    (answer,) = (await session.run([{"x": np.zeros((1, 3), np.float32)}])).answers
+    await session.close()
+    assert not isinstance(answer, RowError)
+    np.testing.assert_array_equal(answer["y"], [[7, 7, 7]])
+    assert session.info.sha256 == hashlib.sha256(path.read_bytes() + (path.parent / "w.bin").read_bytes()).hexdigest()
 
 
 def with_external_weights(path: Path, location: str) -> Path:
@@ -137,7 +163,23 @@ async def test_outputs_that_are_no_tensors_are_refused() -> None:
         await load(iris)
 
 
-no_gpu = pytest.mark.skipif(ort.driver_present(), reason="this machine has a GPU; the fallback cannot be seen")
+async def test_an_optional_tensor_as_input_is_refused(tmp_path: Path) -> None:
+    model = models.build(
+        [helper.make_node("OptionalGetElement", ["x"], ["y"])], [("unused", TensorProto.FLOAT, ["n", 3])], Y3
+    )
+    wrapped = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n", 3]))
+    model.graph.input[0].CopyFrom(helper.make_value_info("x", wrapped))
+    (tmp_path / "optional.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelRefused, match=r"'x' is a optional\(tensor\(float\)\)"):
+        await load(tmp_path / "optional.onnx")
+
+
+async def test_a_recurrent_state_with_rows_on_its_second_axis_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"input 'state' is \[2, any, 3\]: .*its rows seem to lie there.*export"):
+        await load(models.state_on_axis_1(tmp_path))
+
+
+no_gpu = pytest.mark.skipif(hardware.driver_present(), reason="this machine has a GPU; the fallback cannot be seen")
 
 
 @no_gpu
@@ -172,7 +214,7 @@ async def test_a_required_provider_that_is_not_there_is_an_error(tmp_path: Path)
 async def test_the_answer_of_the_library_counts_and_not_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
 ) -> None:
-    monkeypatch.setattr(ort, "driver_present", lambda: True)
+    monkeypatch.setattr(hardware, "driver_present", lambda: True)
     info = await load(models.scale(tmp_path), RuntimeSettings.model_validate({"provider": provider}))
     assert info.provider == "CPUExecutionProvider"
     assert info.degraded
@@ -240,3 +282,14 @@ def test_no_telemetry_is_left_behind(tmp_path: Path) -> None:
     env = inherited | {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=50)
     assert list(home.rglob("*")) == []
+
+
+async def test_a_model_that_is_not_the_pinned_one_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    path = models.scale(tmp_path)
+    sha256 = (await load(path)).sha256
+    pinned = ModelFile("m", "1", path, sha256=sha256)
+    await (await open_session(pinned, CPU)).close()
+    (tmp_path / "other").mkdir()
+    path.write_bytes(models.scale(tmp_path / "other", features=7).read_bytes())
+    with pytest.raises(ModelRefused, match=f"pins {sha256}: restore the file"):
+        await open_session(pinned, CPU)

@@ -289,8 +289,8 @@ async def test_who_retires_is_gone_at_once(site: Site) -> None:
     await gpu.beat(gpu_models=["m"])
     await cpu.beat(cpu={"m": CPU})
     await stays.beat(gpu_models=["m"])
-    await gpu.retire(["m"])
-    await cpu.retire(["m"])
+    await gpu.retire(gpu_models=["m"])
+    await cpu.retire(cpu_models=["m"])
     assert await stays.cpu_workers("m") == ({}, 1)
     assert await site.redis.exists(f"{site.prefix}:worker:gpu", f"{site.prefix}:worker:c") == 0
 
@@ -325,7 +325,7 @@ async def test_before_the_first_heartbeat_nothing_is_asked(site: Site) -> None:
         lambda store: store.beat(cpu={"m": CPU}),
         lambda store: store.cpu_workers("m"),
         lambda store: store.pauses(),
-        lambda store: store.retire(["m"]),
+        lambda store: store.retire(gpu_models=["m"]),
         lambda store: store.payloads("a", ["x"]),
         lambda store: store.put_outputs("a", {"y": b"1"}),
     ],

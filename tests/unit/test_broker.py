@@ -92,6 +92,23 @@ async def test_while_the_store_is_away_the_last_picture_stands(broker: Broker) -
     watch.cancel()
 
 
+async def test_a_lane_that_pauses_for_its_model_is_not_resumed_for_other_reasons(broker: Broker) -> None:
+    pool, registry = CpuPool(), Registry()
+    registry.cpus = {}
+    await broker.pause_model("m", True)
+    watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", registry), {"m": pool}))
+    await looks(20)
+    broker.pause_bulk(False)
+    await looks(20)
+    lanes = {one.lane.name: one.paused_by for one in broker.consumers}
+    assert lanes == {"interactive": ["breaker"], "bulk": ["breaker"], "fallback": ["breaker"], "dead": []}
+    assert [lane["paused_by"] for lane in broker.status()] == [["breaker"]] * 3 + [[]]
+
+    await broker.pause_model("m", False)
+    assert [one.paused_by for one in broker.consumers] == [[]] * 4, "no CPU worker lives: its lane is served too"
+    watch.cancel()
+
+
 async def looks(turns: int) -> None:
     """Let the watch go on for some turns of the loop."""
     for _ in range(turns):
@@ -135,10 +152,10 @@ async def test_a_lane_is_consumed_again_only_when_no_reason_against_it_is_left(b
     broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0)})
     broker.pause_bulk(True)
     broker.obey({})
-    assert bulk.paused_by == {"bytes in hand"}
+    assert bulk.paused_by == ["bytes"]
     broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0)})
     broker.pause_bulk(False)
-    assert bulk.paused_by == {"operator"}
+    assert bulk.paused_by == ["operator"]
 
 
 async def test_nothing_is_diverted_to_a_fallback_queue_that_operators_paused(broker: Broker) -> None:

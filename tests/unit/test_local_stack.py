@@ -17,8 +17,9 @@ from infra.rabbitmq import generate
 from tests.stack import PROJECT_FOLDER, Stack
 
 
-def test_the_committed_definitions_are_those_of_the_topology() -> None:
-    assert generate.DEFINITIONS.read_text() == generate.definitions_text(), "run: make docs"
+def test_the_committed_definitions_and_users_are_those_of_topology_and_access() -> None:
+    for path, text in generate.FILES.items():
+        assert path.read_text() == text(), "run: make docs"
 
 
 def test_a_definition_that_the_broker_lacks_or_changed_is_named() -> None:

@@ -3,12 +3,24 @@
 import inspect
 import re
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from inferq_schemas import ERROR_CODES
-from inferq_worker.observe.metrics import BATCH_REASONS, CODES, DEADLINE_STAGES, LINKS, Metrics
+from inferq_worker.consume import PauseReason
+from inferq_worker.observe.metrics import (
+    BATCH_REASONS,
+    BREAKER_STATES,
+    BREAKER_TRANSITIONS,
+    CODES,
+    DEADLINE_STAGES,
+    LINKS,
+    PAUSE_REASONS,
+    Metrics,
+)
+from inferq_worker.runtime.breaker import State, Trip
 
 AT = {"model": "m", "lane": "bulk"}
 
@@ -98,6 +110,47 @@ def test_values_outside_a_closed_set_become_its_catch_all(metrics: Metrics, valu
     assert value("store_errors_total", operation="other") == 1
 
 
+def test_a_breaker_is_in_one_state_and_its_changes_are_counted_by_reason(metrics: Metrics, value: Value) -> None:
+    assert value("breaker_transitions_total", model="m", state="open", reason="failures") == 0
+    metrics.breaker_state("m", "closed")
+    metrics.breaker_state("m", "open")
+    metrics.breaker_transition("m", "open", "failures")
+    metrics.breaker_transition("m", "closed", "failures")
+    assert [value("breaker_state", model="m", state=one) for one in BREAKER_STATES] == [0, 0, 1]
+    assert value("breaker_transitions_total", model="m", state="open", reason="failures") == 1
+    assert value("breaker_transitions_total", model="m", state="other", reason="other") == 1, "no such change"
+
+
+def test_runs_that_were_cut_off_are_counted_under_the_name_that_alerts_know(
+    metrics: Metrics, registry: CollectorRegistry
+) -> None:
+    assert registry.get_sample_value("onnx_inference_timeout_total", {"model": "m"}) == 0
+    metrics.run_timed_out("m")
+    assert registry.get_sample_value("onnx_inference_timeout_total", {"model": "m"}) == 1
+
+
+def test_the_latency_of_the_fallback_exists_where_the_fallback_answers(registry: CollectorRegistry) -> None:
+    cpu = Metrics(registry, role="cpu")
+    cpu.model_served("m", ("fallback",))
+    assert registry.get_sample_value("inferq_fallback_latency_seconds_count", {"model": "m"}) == 0
+    cpu.fallback_answered("m", 0.2)
+    assert registry.get_sample_value("inferq_fallback_latency_seconds_bucket", {"model": "m", "le": "0.25"}) == 1
+
+
+def test_the_states_and_changes_are_those_of_the_breaker() -> None:
+    assert set(BREAKER_STATES) == {one.value for one in State}
+    assert {reason for state, reason in BREAKER_TRANSITIONS if state == "open"} == {one.value for one in Trip}
+
+
+def test_a_lane_is_paused_for_the_reasons_of_its_consumer(metrics: Metrics, value: Value) -> None:
+    assert get_args(PauseReason) == PAUSE_REASONS
+    metrics.lane_paused("m", "bulk", "bytes", paused=True)
+    metrics.lane_paused("m", "bulk", "breaker", paused=True)
+    metrics.lane_paused("m", "bulk", "bytes", paused=False)
+    found = {reason: value("lane_paused", **AT, reason=reason) for reason in PAUSE_REASONS}
+    assert found == dict.fromkeys(PAUSE_REASONS, 0) | {"breaker": 1}
+
+
 def test_a_new_version_replaces_the_information_about_the_old_one(metrics: Metrics, value: Value) -> None:
     metrics.model_info("m", version="1", sha256="aa")
     metrics.model_info("m", version="2", sha256="bb")
@@ -121,6 +174,7 @@ def test_every_event_moves_a_series(metrics: Metrics, registry: CollectorRegistr
         "deliveries": 2, "fate": "returned", "operation": "store", "link": "publish", "connected": True,
         "blocked": True, "available": True, "draining": True, "paused": True, "requested": "cuda", "provider": "CPU",
         "nodes_by_provider": {"CPU": 1}, "version": "1", "sha256": "a", "worker": "w", "lanes": ("new",),
+        "state": "open",
     }  # fmt: skip
     events = [name for name, _ in inspect.getmembers(Metrics, inspect.isfunction) if not name.startswith("_")]
     for name in events:

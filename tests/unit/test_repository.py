@@ -56,6 +56,14 @@ def test_model_toml_is_read(tmp_path: Path) -> None:
     assert (model.fallback, model.lanes) == (False, ("fast", "slow"))
 
 
+def test_a_pinned_fingerprint_is_read_and_one_that_is_none_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "vad", "3", f'sha256 = "{"0a" * 32}"')
+    assert find_models(tmp_path, [])[0].sha256 == "0a" * 32
+    put(tmp_path, "vad", "4", 'sha256 = "0A"')
+    with pytest.raises(RepositoryError, match="sha256"):
+        find_models(tmp_path, [])
+
+
 @pytest.mark.parametrize(
     ("toml", "message"),
     [

@@ -302,3 +302,25 @@ async def test_a_job_that_no_queue_takes_any_more_is_answered(desk: Desk) -> Non
     assert result.error is not None
     assert result.error.code == "deadline_exceeded"
     assert desk.channel.fates == {1: "acked"}
+
+
+async def test_a_job_that_cannot_run_here_goes_to_a_cpu_worker_that_is_in_time(desk: Desk) -> None:
+    assert desk.triage.rescues(desk.item(CPU_S + 0.02), reason="breaker", patience_until_s=0)
+    assert not desk.triage.rescues(desk.item(CPU_S + 0.02), reason="breaker", patience_until_s=0), (
+        "behind the first one it would be late"
+    )
+    (moved,) = await desk.moved()
+    assert moved.headers["inferq-divert-reason"] == "breaker"
+    assert moved.properties.expiration is not None
+    assert desk.diverted == 0, "not for its deadline"
+
+
+async def test_a_job_without_deadline_goes_to_the_cpu_if_that_answers_before_the_model_may_be_back(desk: Desk) -> None:
+    def patient() -> WorkItem:
+        return item_of(job_of("a"), request=desk.request("bulk"))
+
+    soon_s = desk.clock.now() + CPU_S
+    assert not desk.triage.rescues(patient(), reason="breaker", patience_until_s=soon_s)
+    assert desk.triage.rescues(patient(), reason="breaker", patience_until_s=soon_s + 0.02)
+    (moved,) = await desk.moved()
+    assert moved.properties.expiration is None

@@ -169,15 +169,15 @@ class Worker:
     async def _open_sessions(self) -> list[_Opened]:
         runtime = self._settings.runtime
         if self._settings.role == "cpu":
-            runtime = runtime.model_copy(
-                update={"provider": "cpu", "provider_options": {}, "gpu_memory_limit_bytes": None}
-            )
+            runtime = runtime.on_cpu()
         opened: list[_Opened] = []
         for file in self._files:
             session = await open_session(file, runtime, max_rows=self._settings.batching.max_rows, turns=self._turns)
             info = session.info
             if info.warning:
                 _log.warning("model.degraded", model=file.name, requested=info.requested_provider, reason=info.warning)
+            for note in info.notes:
+                _log.warning("model.cache", model=file.name, reason=note)
             started_s = time.monotonic()
             seconds = await session.warm_up(_warm_up_rows(info))
             self._warm_up_s[file.name] = time.monotonic() - started_s
@@ -186,6 +186,9 @@ class Worker:
                 model=file.name,
                 version=file.version,
                 provider=info.provider,
+                nodes=dict(info.nodes_by_provider),
+                cache=info.cache,
+                load_s=round(info.load_s, 3),
                 inputs=[_spec(spec) for spec in info.inputs],
                 outputs=[_spec(spec) for spec in info.outputs],
                 sha256=info.sha256,
@@ -277,7 +280,8 @@ class Worker:
                 await tasks.idle()
                 await self._broker.flush()
                 with contextlib.suppress(StoreUnavailable):
-                    await self._store.retire(list(self._models))
+                    served, gpu = list(self._models), self._settings.role == "gpu"
+                    await self._store.retire(cpu_models=() if gpu else served, gpu_models=served if gpu else ())
         except TimeoutError:
             _log.error("worker.drain_timed_out", limit_s=self._settings.drain.limit_s)
             tasks.cancel()
@@ -309,10 +313,15 @@ class Worker:
             await asyncio.sleep(HEARTBEAT_EVERY_S if was_up else 0.5)
 
     def _cpu_entries(self, beat: int) -> dict[str, CpuWorker]:
-        """What this worker can do for diverted jobs, by model."""
-        held = len(self._steps.hand) if self._steps else 0
-        lanes = self._settings.runtime.slots
-        return {name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat) for name, model in self._models.items()}
+        """What this worker can do for diverted jobs, by model; nothing for one that it must not run."""
+        if self._steps is None:
+            return {}
+        held, lanes = len(self._steps.hand), self._settings.runtime.slots
+        return {
+            name: CpuWorker(model.latency.p95(1) or 0.0, lanes, held, beat)
+            for name, model in self._models.items()
+            if self._steps.breakers.allows(name)
+        }
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -338,10 +347,12 @@ class Worker:
 
     def _ready(self) -> Mapping[str, Check]:
         problems = [*self._gate.problems(), *self._broker.problems()]
+        broken = self._steps is not None and self._steps.breakers.all_open
         return {
             "models": Check(self._steps is not None, "loaded" if self._steps else "loading and warming up"),
             "broker": Check(not problems, "; ".join(problems) or "consuming"),
             "redis": Check(self._store.up, "answers" if self._store.up else self._store.last_error),
+            "breakers": Check(not broken, "open for every model: none can be run" if broken else "runs are allowed"),
             "draining": Check(not self._stop.is_set(), "draining" if self._stop.is_set() else "no"),
         }
 
@@ -359,10 +370,16 @@ class Worker:
                 name: {
                     "version": model.file.version,
                     "provider": model.session.info.provider,
+                    "requested_provider": model.session.info.requested_provider,
+                    "nodes_by_provider": dict(model.session.info.nodes_by_provider),
+                    "warning": model.session.info.warning,
+                    "cache": model.session.info.cache,
+                    "load_s": model.session.info.load_s,
                     "inputs": [_spec(spec) for spec in model.session.info.inputs],
                     "outputs": [_spec(spec) for spec in model.session.info.outputs],
                     "max_rows": model.session.info.max_rows,
                     "run_ms_by_rows": {rows: run_s * 1000 for rows, run_s in model.latency.snapshot().items()},
+                    "breaker": self._steps.breakers.status(name) if self._steps else None,
                 }
                 for name, model in self._models.items()
             },

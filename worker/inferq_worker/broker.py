@@ -15,12 +15,13 @@ from inferq_worker.errors import StoreUnavailable
 from inferq_worker.work import Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from aiormq.channel import Channel
 
     from inferq.pauses import Pause
     from inferq.settings import BrokerSettings
+    from inferq_worker.consume import PauseReason
     from inferq_worker.cpu import CpuPool
     from inferq_worker.models import ModelFile
     from inferq_worker.observe.metrics import Metrics
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _VERIFY_EVERY_S = 15.0
 _FALLBACK_EVERY_S = 1.0
-_OPERATOR, _PRESSURE, _CPU_WORKERS = "operator", "bytes in hand", "CPU workers serve it"
-"""Why a lane is not consumed."""
 Sink: TypeAlias = "Callable[[Delivery], int]"
 
 
@@ -85,12 +84,12 @@ class Broker:
         """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. `run` starts them."""
         for lane in lanes:
             adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
-            self._add(lane, jobs, optional=adopted, paused_by={_CPU_WORKERS} if adopted else ())
+            self._add(lane, jobs, optional=adopted, paused_by="cpu_worker" if adopted else None)
         window = self._lanes.dead_window
         self._add(Lane("", "dead", 0, DEAD_QUEUE, window, window_rows=window), dead)
         self._set_up.set()
 
-    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused_by: Collection[str] = ()) -> None:
+    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused_by: PauseReason | None = None) -> None:
         consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused_by=paused_by)
         self.consumers.append(consumer)
 
@@ -114,12 +113,12 @@ class Broker:
                     workers, gpu_workers = await store.cpu_workers(consumer.lane.model)
                 except StoreUnavailable:
                     continue
-                if _OPERATOR in consumer.paused_by:
+                if "operator" in consumer.paused_by:
                     # Nobody takes jobs from there: nothing is diverted to it.
                     workers = {}
                 depth = await self._depth(consumer.lane.queue) if workers else None
                 pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=time.monotonic())
-                await consumer.switch(paused=pool.lanes > 0, by=_CPU_WORKERS)
+                await consumer.switch("cpu_worker", paused=pool.lanes > 0)
             await asyncio.sleep(_FALLBACK_EVERY_S)
 
     async def _depth(self, queue: str) -> int | None:
@@ -137,7 +136,12 @@ class Broker:
         _log.warning("message bytes in hand are %s the limit", "above" if pressed else "below half of")
         for consumer in self.consumers:
             if consumer.lane.rank > 0 and not consumer.optional:
-                consumer.switch_soon(paused=pressed, by=_PRESSURE)
+                consumer.switch_soon("bytes", paused=pressed)
+
+    async def pause_model(self, model: str, paused: bool) -> None:  # noqa: FBT001 - a callback with one meaning
+        """Pause or resume all lanes of a model, because it fails; when paused, the broker sends no more of its jobs."""
+        lanes = [one for one in self.consumers if one.lane.model == model]
+        await asyncio.gather(*(one.switch("breaker", paused=paused) for one in lanes))
 
     def obey(self, pauses: Mapping[str, Pause]) -> None:
         """Take no jobs of lanes that operators paused; take them again where they did not, or no longer."""
@@ -146,11 +150,9 @@ class Broker:
             lane = consumer.lane
             pause = in_force(pauses, lane.model, lane.name, now_ms) if lane.model else None
             paused = pause is not None
-            if lane.model:
-                self._metrics.lane_paused(lane.model, lane.name, paused=paused)
-            if paused != (_OPERATOR in consumer.paused_by):
+            if paused != ("operator" in consumer.paused_by):
                 _log.warning("lane %s is %s", lane.queue, f"paused by {pause.by}: {pause.why}" if pause else "resumed")
-                consumer.switch_soon(paused=paused, by=_OPERATOR)
+                consumer.switch_soon("operator", paused=paused)
 
     async def stop(self) -> None:
         """Take no more deliveries. Channels stay open for settling."""
@@ -174,7 +176,7 @@ class Broker:
             {
                 "queue": one.lane.queue,
                 "consuming": one.consuming,
-                "paused_by": sorted(one.paused_by),
+                "paused_by": one.paused_by,
                 "window": one.window,
                 "in_hand": one.open_deliveries,
                 "problem": one.problem,

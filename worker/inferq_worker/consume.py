@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
@@ -20,7 +20,7 @@ from inferq_worker.settle import Settler
 from inferq_worker.work import Delivery, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from aiormq.abc import DeliveredMessage
     from aiormq.channel import Channel
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
 WINDOW_MIN, WINDOW_MAX = 4, 2000
+PauseReason: TypeAlias = Literal["breaker", "bytes", "cpu_worker", "drain", "operator"]
+"""Why a lane is not consumed: its model fails, too much in hand, others serve it, the worker ends, people paused it."""
 
 
 class LaneConsumer:
@@ -40,10 +42,7 @@ class LaneConsumer:
         link: the consuming connection.
         sink: called with each delivery, in order, from the event loop; must not block or raise. Returns its rows.
         optional: the queue need not exist (a model without fallback); then nothing is consumed, and that is fine.
-        paused_by: start without consuming, until `switch` says that this reason is gone.
-
-    Attributes:
-        paused_by: why nothing is consumed; it is again once no reason is left.
+        paused_by: start without consuming for this reason, until `switch` says that it is gone.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class LaneConsumer:
         metrics: Metrics,
         *,
         optional: bool = False,
-        paused_by: Collection[str] = (),
+        paused_by: PauseReason | None = None,
     ) -> None:
         self.lane = lane
         self.optional = optional
@@ -69,11 +68,13 @@ class LaneConsumer:
         self._tag: str | None = None
         self._left: set[Settler] = set()
         self._lost = asyncio.Event()
-        self.paused_by = set(paused_by)
+        self._paused_by: set[PauseReason] = set()
         self._stopped = False
         self._switch = asyncio.Lock()
         self._rows_per_message = 1.0
         self._background: set[asyncio.Task[None]] = set()
+        if paused_by is not None:
+            self._note(paused_by, paused=True)
 
     @property
     def consuming(self) -> bool:
@@ -99,28 +100,31 @@ class LaneConsumer:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
 
-    async def switch(self, *, paused: bool, by: str) -> None:
-        """Take no more deliveries for a reason, or take them again once no other reason is left.
+    @property
+    def paused_by(self) -> list[PauseReason]:
+        """Why it is not consumed, in alphabetical order; empty when it should be."""
+        return sorted(self._paused_by)
 
-        Deliveries in hand stay valid. Doing it twice does nothing.
+    async def switch(self, reason: PauseReason, *, paused: bool) -> None:
+        """Take no more deliveries, or take them again once no other reason against it is left.
+
+        Those in hand stay valid. When it returns from pausing, the broker sends no more. Doing it twice does nothing.
         """
-        self._note(paused=paused, by=by)
+        self._note(reason, paused=paused)
         await self._follow()
 
-    def switch_soon(self, *, paused: bool, by: str) -> None:
-        """`switch`, from where nothing can be awaited."""
-        self._note(paused=paused, by=by)
+    def switch_soon(self, reason: PauseReason, *, paused: bool) -> None:
+        """`switch`, from where nothing can be awaited; `paused_by` tells of it at once."""
+        self._note(reason, paused=paused)
         self._spawn(self._follow())
 
-    def _note(self, *, paused: bool, by: str) -> None:
-        if paused:
-            self.paused_by.add(by)
-        else:
-            self.paused_by.discard(by)
+    def _note(self, reason: PauseReason, *, paused: bool) -> None:
+        (self._paused_by.add if paused else self._paused_by.discard)(reason)
+        self._metrics.lane_paused(self.lane.model, self.lane.name, reason, paused=paused)
 
     async def _follow(self) -> None:
         async with self._switch:
-            if self.paused_by:
+            if self._paused_by:
                 await self._cancel()
             elif self._tag is None:
                 await self._consume_again()
@@ -128,7 +132,7 @@ class LaneConsumer:
     async def stop(self) -> None:
         """Take no more deliveries for good; the channel stays open for settling."""
         self._stopped = True
-        await self.switch(paused=True, by="drain")
+        await self.switch("drain", paused=True)
         self._lost.set()
 
     async def verify(self) -> None:
@@ -213,7 +217,7 @@ class LaneConsumer:
             if self._channel is not None and self._settler is not None:
                 self._spawn(self._leave(self._channel, self._settler))
             self._channel, self._settler = channel, Settler(channel, self._metrics)
-            if not self.paused_by:
+            if not self._paused_by:
                 await self._consume(channel, self._settler)
         self.problem = None
         _log.info("consuming %s with a window of %d messages", self.lane.queue, self._window)

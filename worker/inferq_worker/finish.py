@@ -347,6 +347,8 @@ class Finisher:
                 self._metrics.duplicate_answered(model, request.lane)
             elif timing is not None:
                 self._metrics.total_time(model, request.lane, timing.total / 1000)
+                if final.result.fallback:
+                    self._metrics.fallback_answered(model, timing.total / 1000)
 
 
 def _goes_on_without_store(answer: Answer) -> bool:

@@ -58,6 +58,10 @@ class Hand:
         """The job of this id, if it is in hand."""
         return self._items.get(job_id)
 
+    def jobs_of(self, model: str) -> list[WorkItem]:
+        """The jobs of one model, by arrival."""
+        return [item for item in self._items.values() if item.job.model == model]
+
     def leave(self, item: WorkItem) -> None:
         """Its outcome is on its way."""
         if self._items.get(item.job.id) is item:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from inferq_schemas import Limits, Tensor
+    from inferq_worker.evacuate import Evacuation
     from inferq_worker.hand import Hand
     from inferq_worker.held import Held
     from inferq_worker.observe.metrics import Metrics
@@ -36,6 +37,7 @@ class Intake:
         batcher: where admitted jobs wait.
         hand: the jobs in hand.
         triage: judges jobs on arrival.
+        evacuation: takes those aside whose model must not be run.
         outbox: answers that need no run.
         max_job_rows: most rows of one job.
         redelivered: judges jobs that come a second time.
@@ -52,6 +54,7 @@ class Intake:
         batcher: Batcher[WorkItem],
         hand: Hand,
         triage: Triage,
+        evacuation: Evacuation,
         outbox: Outbox,
         limits: Limits,
         max_job_rows: int,
@@ -67,6 +70,7 @@ class Intake:
         self._batcher = batcher
         self._hand = hand
         self._triage = triage
+        self._evacuation = evacuation
         self._outbox = outbox
         self._limits = limits
         self._max_job_rows = max_job_rows
@@ -111,8 +115,7 @@ class Intake:
         if reply_to is None or self._allow.allows(reply_to):
             return None
         delivery.reply_to = None
-        message = f"reply_to {reply_to[:100]!r} is not on the allow-list; name the reply queue reply.<something>"
-        return WorkError("invalid_input", message)
+        return WorkError("invalid_input", self._allow.refusal(reply_to))
 
     def _take_job_safely(self, job: Job | RejectedJob, request: Request, misaddressed: WorkError | None) -> int:
         try:
@@ -155,6 +158,8 @@ class Intake:
                 return
             item = self._admit(job, request, payloads)
             item.alone = alone
+            if self._evacuation.takes(item):
+                return
             if not self._triage.admits(item, self._models[job.model].latency):
                 return
         except WorkError as error:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from inferq.outcome import Outcome
     from inferq_worker.answer import Answerer
+    from inferq_worker.breakers import Breakers
     from inferq_worker.device import Device, Run
+    from inferq_worker.evacuate import Evacuation
     from inferq_worker.finish import Finisher
     from inferq_worker.hand import Hand
     from inferq_worker.observe.metrics import Metrics
@@ -52,6 +54,8 @@ class Pipeline:
         clock: monotonic seconds, and timers.
         device: what they run on.
         triage: knows the CPU workers.
+        breakers: learn what came of each run.
+        evacuation: takes jobs aside whose model must not be run.
         outbox: answers that need no run.
         answerer: signs results.
         finisher: stores, publishes, parks and settles answers.
@@ -69,6 +73,8 @@ class Pipeline:
         clock: Clock,
         device: Device,
         triage: Triage,
+        breakers: Breakers,
+        evacuation: Evacuation,
         outbox: Outbox,
         answerer: Answerer,
         finisher: Finisher,
@@ -84,6 +90,8 @@ class Pipeline:
         self._clock = clock
         self._device = device
         self._triage = triage
+        self._breakers = breakers
+        self._evacuation = evacuation
         self._outbox = outbox
         self._answerer = answerer
         self._finisher = finisher
@@ -115,6 +123,7 @@ class Pipeline:
     def drain(self) -> None:
         """Take nothing more: what is not in a batch goes back to its queue, so that another worker can batch it."""
         self._hand.draining = True
+        self._breakers.close()
         for item in self._batcher.close():
             self._hand.give_back(item)
 
@@ -167,7 +176,7 @@ class Pipeline:
         elif item.deadline_s is not None and item.deadline_s <= time.monotonic() and not item.serve_late:
             self._hand.expired(item)
         else:
-            return True
+            return not self._evacuation.takes(item)
         return False
 
     async def _answer(self, batch: Batch[WorkItem], record: RunRecord | None, run: Run, closed_s: float) -> None:
@@ -240,6 +249,7 @@ class Pipeline:
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name
+        self._breakers.ran(name, report)
         if report.timed_out:
             self._metrics.run_timed_out(name)
             _log.error("run.timed_out", model=name, jobs=len(batch.items), rows=batch.rows, wedged=report.wedged)

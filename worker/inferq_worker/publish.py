@@ -59,22 +59,31 @@ class ReplyAllowList:
 
     Args:
         patterns: regular expressions matched against the whole name.
+        exchange: through which answers travel; direct reply-to works through the default exchange ("") only.
     """
 
-    def __init__(self, patterns: Sequence[str]) -> None:
+    def __init__(self, patterns: Sequence[str], *, exchange: str = "") -> None:
+        self._exchange = exchange
         self._allowed = re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")
 
     def allows(self, reply_to: str) -> bool:
         """Whether the worker answers there; never a queue of ours."""
-        return not reply_to.startswith("inferq.") and self._allowed.fullmatch(reply_to) is not None
+        never = ("inferq.", DIRECT_REPLY) if self._exchange else ("inferq.",)
+        return not reply_to.startswith(never) and self._allowed.fullmatch(reply_to) is not None
+
+    def refusal(self, reply_to: str) -> str:
+        """Why not, for the log and the stored answer."""
+        bind = f" and bind it to {self._exchange} under its own name" if self._exchange else ""
+        return f"reply_to {reply_to[:100]!r} is not on the allow-list; name the reply queue reply.<something>{bind}"
 
 
 class Replies:
     """Sends results to reply queues, those of one batch to one queue as bundles where the requester asked for it."""
 
-    def __init__(self, publisher: Publisher, metrics: Metrics) -> None:
+    def __init__(self, publisher: Publisher, metrics: Metrics, *, exchange: str = "") -> None:
         self._publisher = publisher
         self._metrics = metrics
+        self._exchange = exchange
         self._refusing = RefusingQueues()
 
     async def send(self, answers: Iterable[tuple[Request, Result]]) -> list[tuple[Request, bool]]:
@@ -152,7 +161,7 @@ class Replies:
     async def _publish(self, delivery: Delivery, reply_to: str, body: bytes) -> None:
         await self._publisher.publish(
             body,
-            exchange="",
+            exchange=self._exchange,
             routing_key=reply_to,
             properties=properties(correlation_id=short(delivery.correlation_id), headers=trace(delivery.headers)),
             mandatory=not reply_to.startswith(DIRECT_REPLY),

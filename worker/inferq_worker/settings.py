@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from inferq.settings import ClientSettings, Section
-from inferq_worker.runtime import RuntimeSettings
+from inferq_worker.runtime import BreakerSettings, RuntimeSettings
 
 MIB = 2**20
 
@@ -143,6 +143,7 @@ class WorkerSettings(ClientSettings):
     limits: LimitsSettings = LimitsSettings()
     replies: RepliesSettings = RepliesSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+    breaker: BreakerSettings = BreakerSettings()
     admin: AdminSettings = AdminSettings()
     log: LogSettings = LogSettings()
     drain: DrainSettings = DrainSettings()

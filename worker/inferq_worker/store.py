@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from inferq.keys import done_channel, input_key, output_key, paused_key, result_key
 from inferq.outcome import Outcome, decode_outcome
 from inferq.pauses import decode_pauses
+from inferq.redis_pools import redis_problem
 from inferq_schemas import ContractError
 from inferq_worker.cpu import CpuWorker
 from inferq_worker.errors import StoreUnavailable
@@ -46,12 +47,14 @@ class Store:
     def __init__(self, redis: Redis, settings: RedisSettings, worker: str, metrics: Metrics) -> None:
         self._redis = redis
         self._metrics = metrics
+        self._settings = settings
         self._prefix = settings.prefix
         self._ttl_s = settings.result_ttl_s
         self._replied_ttl_s = settings.replied_ttl_s
         self._worker = worker
         self._runs = 0
         self._up = asyncio.Event()
+        self._answered = False
         self.last_error = "not asked yet"
 
     @property
@@ -197,12 +200,13 @@ class Store:
         entries, gpu_workers = await self._execute(pipe, "running")
         return {key.decode(): CpuWorker.decode(raw) for key, raw in entries.items()}, int(gpu_workers)
 
-    async def retire(self, models: Sequence[str]) -> None:
-        """A clean end: the heartbeat goes at once, and nobody counts on this worker any more."""
+    async def retire(self, *, cpu_models: Sequence[str] = (), gpu_models: Sequence[str] = ()) -> None:
+        """A clean end: the heartbeat goes at once, and nobody counts on this worker any more. Models as in `beat`."""
         pipe = self._pipeline()
         pipe.delete(self._beat_key(self._worker))
-        for model in models:
+        for model in cpu_models:
             pipe.hdel(self._cpu_key(model), self._worker)
+        for model in gpu_models:
             pipe.zrem(self._gpu_key(model), self._worker)
         await self._execute(pipe, "running")
 
@@ -258,11 +262,12 @@ class Store:
         try:
             answer = await command
         except (RedisError, OSError, TimeoutError) as error:
-            self.last_error = f"{type(error).__name__}: {error}"[:300]
+            self.last_error = redis_problem(error, self._settings, first=not self._answered)
             self._up.clear()
             self._metrics.store_error(operation)
             raise StoreUnavailable(f"redis: {self.last_error}") from error
         self._up.set()
+        self._answered = True
         return answer
 
 

@@ -33,7 +33,7 @@ class TopologyGate:
             settings.models.create_queues == "auto" and bool(settings.models.files)
         )
         self._checks = settings.broker.management_url is not None
-        self._management = Management.of(settings.broker)
+        self._broker = settings.broker
         self._problems: list[str] = []
 
     def problems(self) -> list[str]:
@@ -61,7 +61,7 @@ class TopologyGate:
     async def _create(self) -> None:
         for model in self._models:
             try:
-                done = await asyncio.to_thread(ensure_model, self._management, model)
+                done = await asyncio.to_thread(ensure_model, Management.of(self._broker), model)
             except ManagementError as error:
                 _log.warning("cannot create the queues of %s: %s; run `inferq topology add-model`", model.model, error)
                 return
@@ -70,7 +70,7 @@ class TopologyGate:
 
     def _differences(self) -> list[str]:
         try:
-            actual = self._management.definitions()
+            actual = Management.of(self._broker).definitions()
         except ManagementError as error:
             return [str(error)]
         present = models_of(actual)

@@ -89,16 +89,17 @@ class Triage:
         """The scheduler gave the job up, because of predictions that no run may confirm any more."""
         self._doubt(item, latency)
 
-    def rescues(self, item: WorkItem, *, reason: str) -> bool:
+    def rescues(self, item: WorkItem, *, reason: str, patience_until_s: float = float("inf")) -> bool:
         """Whether a CPU worker can still answer a job in time, and the job was handed to it.
 
         Args:
             item: the job.
-            reason: why the GPU does not answer it: `deadline`, `overrun` or `timeout`.
+            reason: why the GPU does not answer it: `deadline`, `overrun`, `timeout` or `breaker`.
+            patience_until_s: what in time means for a job without deadline, monotonic seconds.
         """
         cpu_s = self._cpu_finish_s(item)
-        late = item.deadline_s is not None and cpu_s is not None and cpu_s > item.deadline_s
-        if cpu_s is None or late or not self._may_divert(item):
+        due_s = patience_until_s if item.deadline_s is None else item.deadline_s
+        if cpu_s is None or cpu_s > due_s or not self._may_divert(item):
             return False
         self._divert(item, None, cpu_s, reason)
         return True

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, cast
 
 from inferq_schemas import Limits
 from inferq_worker.answer import Answerer
+from inferq_worker.breakers import Breakers
 from inferq_worker.cpu import CpuPool
 from inferq_worker.device import Device
+from inferq_worker.evacuate import Evacuation
 from inferq_worker.finish import Finisher
 from inferq_worker.hand import Hand
 from inferq_worker.held import Held
@@ -43,7 +45,7 @@ _FIRST_AFTER_S = 0.003
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the program drives and asks: the steps, the device, and pictures of CPU workers to keep current."""
+    """What the program drives and asks: the steps, device, breakers, and pictures of CPU workers to keep current."""
 
     intake: Intake
     pipeline: Pipeline
@@ -52,6 +54,7 @@ class Steps:
     finisher: Finisher
     undertaker: Undertaker
     device: Device
+    breakers: Breakers
     cpus: Mapping[str, CpuPool]
 
 
@@ -68,11 +71,12 @@ def wire(  # noqa: PLR0913 - what the program hands in
 ) -> Steps:
     """Build the steps of a worker around its models, connections and store; the device takes `turns` runs at a time."""
     limits = Limits(body_bytes=settings.limits.body_bytes, bundle_jobs=settings.limits.bundle_jobs)
-    allow = ReplyAllowList(settings.replies.allow)
+    exchange = settings.broker.reply_exchange
+    allow = ReplyAllowList(settings.replies.allow, exchange=exchange)
     held = Held(settings.lanes.max_held_bytes, broker.pause_bulk)
     finisher = Finisher(
         store=store,
-        replies=Replies(broker.replies, metrics),
+        replies=Replies(broker.replies, metrics, exchange=exchange),
         mover=Mover(broker.moves, metrics),
         metrics=metrics,
         tasks=tasks,
@@ -98,11 +102,16 @@ def wire(  # noqa: PLR0913 - what the program hands in
     outbox = Outbox(finisher, answerer, tasks)
     hand = Hand(models=models, outbox=outbox, triage=triage, metrics=metrics)
     batcher: Batcher[WorkItem] = Batcher(policy, clock, hand.expired, hand.given_up)
+    breakers = Breakers(
+        settings.breaker, models, broker.pause_model, device=device, clock=clock, metrics=metrics, tasks=tasks
+    )
+    evacuation = Evacuation(breakers, batcher, hand, triage)
     intake = Intake(
         models=models,
         batcher=batcher,
         hand=hand,
         triage=triage,
+        evacuation=evacuation,
         outbox=outbox,
         limits=limits,
         max_job_rows=settings.limits.rows,
@@ -121,6 +130,8 @@ def wire(  # noqa: PLR0913 - what the program hands in
         clock=clock,
         device=device,
         triage=triage,
+        breakers=breakers,
+        evacuation=evacuation,
         outbox=outbox,
         answerer=answerer,
         finisher=finisher,
@@ -131,7 +142,7 @@ def wire(  # noqa: PLR0913 - what the program hands in
         tasks=tasks,
     )
     undertaker = Undertaker(limits=limits, allow=allow, finisher=finisher, held=held, metrics=metrics, tasks=tasks)
-    return Steps(intake, pipeline, hand, held, finisher, undertaker, device, cpus)
+    return Steps(intake, pipeline, hand, held, finisher, undertaker, device, breakers, cpus)
 
 
 def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel], after: RunningP95) -> Policy[WorkItem]:

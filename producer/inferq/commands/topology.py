@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferq.commands import CommandError, add_command, settings_of, speak_in_lines
 from inferq.counts import count_queues
 from inferq.management import Management, vhost_of
 from inferq.names import lane_problem, model_problem
+from inferq.passwords import passwords_of, rabbitmq_hash, redis_hash
 from inferq.provision import bring, delete_model, ensure_model, models_of, only_models, queues_of, unbind_model
+from inferq.redis_access import REDIS_USERS, acl_lines
 from inferq.settings import ClientSettings
-from inferq_schemas import ContractError, ModelTopology, Topology, diff
+from inferq_schemas import ContractError, ModelTopology, Topology, diff, hardened_definitions, roles
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from inferq.commands import Subparsers
 
@@ -37,7 +40,9 @@ inferq topology apply --model resnet50
 inferq topology check
 inferq topology add-model bert --lanes interactive,bulk,nightly
 inferq topology remove-model bert
-inferq topology export --model resnet50 > definitions.json"""
+inferq topology export --model resnet50 > definitions.json
+inferq topology export --hardened --passwords secrets/ > definitions.json
+inferq topology export --redis-acl --passwords secrets/ > users.acl"""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -76,7 +81,18 @@ def register(subparsers: Subparsers) -> None:
         "Prints the RabbitMQ definitions of the models of inferq.toml and of --model, for "
         "`rabbitmqctl import_definitions`. Needs no broker, unless --live asks for what the broker holds now.",
     )
-    export.add_argument("--live", action="store_true", help="print what the broker holds now instead")
+    what = export.add_mutually_exclusive_group()
+    what.add_argument("--live", action="store_true", help="print what the broker holds now instead")
+    what.add_argument(
+        "--hardened", action="store_true", help="with a user for each role, and what it may do with these models"
+    )
+    what.add_argument("--redis-acl", action="store_true", help="print the roles' users as an ACL file of Redis instead")
+    export.add_argument(
+        "--passwords",
+        type=Path,
+        metavar="FOLDER",
+        help="their passwords, one file a user; missing ones are made. Without it nobody can log in at first",
+    )
     for taking_models in (apply, check, export):
         taking_models.add_argument(
             "--model", metavar="NAME", action="append", default=[], help="a model with the default lanes; repeatable"
@@ -143,13 +159,31 @@ def _check(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     settings = settings_of(args, ClientSettings)
+    if args.passwords is not None and not (args.hardened or args.redis_acl):
+        raise CommandError("--passwords is for --hardened and --redis-acl: say which")
+    if args.redis_acl:
+        hashes = _hashes(args.passwords, REDIS_USERS, redis_hash)
+        print("\n".join(acl_lines(settings.redis.prefix, password_hashes=hashes)))
+        return 0
+    topology, vhost = Topology(_asked(args, settings).values()), vhost_of(settings.broker.url.get_secret_value())
     if args.live:
         content = Management.of(settings.broker).definitions()
+    elif args.hardened:
+        hashes = _hashes(args.passwords, [role.user for role in roles()], rabbitmq_hash)
+        content = hardened_definitions(topology, vhost, password_hashes=hashes)
     else:
-        vhost = vhost_of(settings.broker.url.get_secret_value())
-        content = Topology(_asked(args, settings).values()).definitions(vhost)
+        content = topology.definitions(vhost)
     print(json.dumps(content, indent=2))
     return 0
+
+
+def _hashes(folder: Path | None, users: Iterable[str], hashed: Callable[[str], str]) -> dict[str, str]:
+    if folder is None:
+        return {}
+    try:
+        return {user: hashed(password) for user, password in passwords_of(folder, users).items()}
+    except OSError as error:
+        raise CommandError(f"--passwords {folder}: {error}") from None
 
 
 def _add_model(args: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ class ModelFile:
         lanes: the queues of the model.
         batch: how far its batch axis is trusted: `probe` proves it at load, `trust` takes the model's word, `single`
             runs every job alone and whole.
+        sha256: what the file, and its external data, must be; None = anything.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ModelFile:
     fallback: bool = True
     lanes: tuple[str, ...] = DEFAULT_LANES
     batch: Literal["probe", "trust", "single"] = "probe"
+    sha256: str | None = None
 
     @property
     def toml(self) -> Path:
@@ -65,6 +67,7 @@ class _ModelToml(BaseModel):
     fallback: bool = True
     lanes: list[Annotated[str, Field(pattern=LANE_PATTERN)]] = Field(list(DEFAULT_LANES), min_length=1)
     batch: Literal["probe", "trust", "single"] = "probe"
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
 
 
 def find_models(models_dir: Path | None, files: Sequence[str], *, every_version: bool = False) -> tuple[ModelFile, ...]:
@@ -165,6 +168,7 @@ def _describe(name: str, version: str, path: Path) -> ModelFile:
         fallback=settings.fallback,
         lanes=tuple(dict.fromkeys(settings.lanes)),
         batch=settings.batch,
+        sha256=settings.sha256,
     )
 
 

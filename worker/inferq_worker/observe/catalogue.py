@@ -23,6 +23,14 @@ CODES = (OK, *sorted(ERROR_CODES))
 DEADLINE_STAGES = ("broker", "admit", "compose", "run")
 """Where a deadline was seen missed: dead-lettered by the broker, at admission, before the run, after the run."""
 DIVERT_REASONS = ("deadline", "overrun", "timeout", "breaker")
+BREAKER_STATES = ("closed", "half_open", "open")
+BREAKER_TRANSITIONS = (
+    *(("open", reason) for reason in ("failures", "errors", "slow", "timeouts", "probe_failed")),
+    ("half_open", "waited"),
+    ("closed", "probe_passed"),
+)
+"""To which state, and why."""
+PAUSE_REASONS = ("breaker", "bytes", "cpu_worker", "drain", "operator")
 REPLY_FATES = ("confirmed", "returned", "failed")
 STORE_OPERATIONS = ("lookup", "store", "running", "input", "output")
 LINKS = ("consume", "publish")
@@ -96,12 +104,15 @@ class Catalogue:
         self.total_time = self._histogram(
             "job_duration_seconds", "From the sender's clock to the answer.", wait_bounds_s, *at
         )
+        self.fallback_latency = self._histogram(
+            "fallback_latency_seconds", "From the sender's clock to the answer of a CPU worker.", wait_bounds_s, "model"
+        )
         self.deadline_missed = self._counter("deadline_missed", "Deadlines missed, by where seen.", *at, "stage")
         self.window_full = self._counter("window_full", "Times a lane's window was full.", *at)
         self.held_jobs = self._gauge("held_jobs", "Jobs held and not yet settled.", *at)
         self.held_rows = self._gauge("held_rows", "Rows of the jobs held.", *at)
         self.held_bytes = self._gauge("held_bytes", "Payload of the jobs held.", *at)
-        self.paused = self._gauge("lane_paused", "1 while an operator keeps the lane from being consumed.", *at)
+        self.paused = self._gauge("lane_paused", "1 while this keeps the lane from being consumed.", *at, "reason")
         self.oldest_age = self._gauge("oldest_job_age_seconds", "Age of the oldest job held.", *at)
         self.duplicates = self._counter("duplicates_answered", "Jobs answered from a stored outcome.", *at)
         self.requeued = self._counter("jobs_requeued", "Jobs put back into their queue.", *at)
@@ -120,6 +131,10 @@ class Catalogue:
 
         self.prediction_error = self._histogram(
             "run_prediction_error_ratio", "How much longer a run took than predicted.", _ERROR_BOUNDS, "model"
+        )
+        self.breaker_state = self._gauge("breaker_state", "1 for the state of the breaker.", "model", "state")
+        self.breaker_transitions = self._counter(
+            "breaker_transitions", "Changes of the breaker's state.", "model", "state", "reason"
         )
 
         self.timed_out = Children(
@@ -167,12 +182,18 @@ class Catalogue:
         self.deadline_missed.create((model,), lanes, DEADLINE_STAGES)
         for counter in (self.window_full, self.duplicates, self.requeued):
             counter.create((model,), lanes)
-        for gauge in (self.held_jobs, self.held_rows, self.held_bytes, self.oldest_age, self.paused):
+        for gauge in (self.held_jobs, self.held_rows, self.held_bytes, self.oldest_age):
             gauge.create((model,), lanes)
+        self.paused.create((model,), lanes, PAUSE_REASONS)
         self.parked.create((model,), CODES[1:])
         self.diverted.create((model,), DIVERT_REASONS)
         for counter in (self.conflicts, self.suspects, self.padded_rows, self.timed_out):
             counter.create((model,))
+        if role == "cpu":
+            self.fallback_latency.create((model,))
+        self.breaker_state.create((model,), BREAKER_STATES)
+        for state, reason in BREAKER_TRANSITIONS:
+            self.breaker_transitions(model, state, reason)
         self.batches.create((model,), BATCH_REASONS)
         self.batch_rows.create((model,))
         self.run_time.create((model,), (role,))

@@ -13,12 +13,15 @@ from prometheus_client import disable_created_metrics
 
 from inferq_schemas import BATCH_REASONS
 from inferq_worker.observe.catalogue import (
+    BREAKER_STATES,
+    BREAKER_TRANSITIONS,
     CODES,
     DEADLINE_STAGES,
     DIVERT_REASONS,
     LINKS,
     OK,
     OTHER,
+    PAUSE_REASONS,
     REPLY_FATES,
     STORE_OPERATIONS,
     Catalogue,
@@ -31,12 +34,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BATCH_REASONS",
+    "BREAKER_STATES",
+    "BREAKER_TRANSITIONS",
     "CODES",
     "DEADLINE_STAGES",
     "DIVERT_REASONS",
     "LINKS",
     "OK",
     "OTHER",
+    "PAUSE_REASONS",
     "REPLY_FATES",
     "STORE_OPERATIONS",
     "Metrics",
@@ -96,6 +102,10 @@ class Metrics:
         """How long a job took, from its sender's clock to its answer."""
         self._all.total_time(*self._at(model, lane)).observe(max(0.0, seconds))
 
+    def fallback_answered(self, model: str, seconds: float) -> None:
+        """A CPU worker answered in place of the GPU: how long that took, from the sender's clock to the answer."""
+        self._all.fallback_latency(self._model(model)).observe(max(0.0, seconds))
+
     def deadline_missed(self, model: str, lane: str, stage: str) -> None:
         """A deadline is missed; `stage` is one of DEADLINE_STAGES."""
         self._all.deadline_missed(*self._at(model, lane), _known(stage, DEADLINE_STAGES)).inc()
@@ -115,9 +125,9 @@ class Metrics:
         """Age of the oldest job held of a lane; 0 when none is."""
         self._all.oldest_age(*self._at(model, lane)).set(max(0.0, age_s))
 
-    def lane_paused(self, model: str, lane: str, *, paused: bool) -> None:
-        """An operator paused a lane, or did not."""
-        self._all.paused(*self._at(model, lane)).set(paused)
+    def lane_paused(self, model: str, lane: str, reason: str, *, paused: bool) -> None:
+        """A lane is not consumed for this reason, one of PAUSE_REASONS, or no longer for it."""
+        self._all.paused(*self._at(model, lane), _known(reason, PAUSE_REASONS)).set(paused)
 
     def duplicate_answered(self, model: str, lane: str) -> None:
         """A job was answered from the store without a run."""
@@ -134,10 +144,6 @@ class Metrics:
     def diverted(self, model: str, reason: str) -> None:
         """A job went to the CPU fallback; `reason` is one of DIVERT_REASONS."""
         self._all.diverted(self._model(model), _known(reason, DIVERT_REASONS)).inc()
-
-    def run_timed_out(self, model: str) -> None:
-        """A run was cut off at its time limit."""
-        self._all.timed_out(self._model(model)).inc()
 
     def conflict(self, model: str) -> None:
         """A job's id has the outcome of another job."""
@@ -159,6 +165,20 @@ class Metrics:
     def prediction_error(self, model: str, ratio: float) -> None:
         """A run took this much longer than predicted: 0.5 means one and a half times as long."""
         self._all.prediction_error(self._model(model)).observe(ratio)
+
+    def run_timed_out(self, model: str) -> None:
+        """A run was cut off at its time limit."""
+        self._all.timed_out(self._model(model)).inc()
+
+    def breaker_state(self, model: str, state: str) -> None:
+        """A model's breaker is in this one of BREAKER_STATES."""
+        for one in BREAKER_STATES:
+            self._all.breaker_state(self._model(model), one).set(one == state)
+
+    def breaker_transition(self, model: str, state: str, reason: str) -> None:
+        """A model's breaker came into this state for this reason: one of BREAKER_TRANSITIONS."""
+        known = (state, reason) in BREAKER_TRANSITIONS
+        self._all.breaker_transitions(self._model(model), *((state, reason) if known else (OTHER, OTHER))).inc()
 
     def acked(self, deliveries: int = 1) -> None:
         """Deliveries were acknowledged."""

@@ -15,11 +15,12 @@ from inferq_worker.runtime.interface import (
     TensorSpec,
 )
 from inferq_worker.runtime.session import open_session
-from inferq_worker.runtime.settings import RuntimeSettings
+from inferq_worker.runtime.settings import BreakerSettings, RuntimeSettings
 from inferq_worker.runtime.turns import Turns
 
 __all__ = [
     "Array",
+    "BreakerSettings",
     "DeviceLost",
     "Feeds",
     "ModelRefused",

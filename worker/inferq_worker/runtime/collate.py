@@ -75,7 +75,9 @@ def _row_count(rows: int, info: SessionInfo, *, weightless: bool) -> int | RowEr
 
 def _storage_problem(array: Array, spec: TensorSpec) -> str:
     if spec.dtype == "string":
-        if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(text, str) for text in array.flat)):
+        if (array.dtype.kind == "U" and array.dtype.isnative) or (
+            array.dtype.kind == "O" and all(isinstance(text, str) for text in array.flat)
+        ):
             return ""
         return f"is not text (an array of {array.dtype}); the model wants strings"
     if array.dtype == DTYPES[spec.dtype].storage:  # byte order included

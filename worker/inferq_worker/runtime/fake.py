@@ -45,6 +45,8 @@ class FakeSession:
         gate: a run waits here; set (open) at first. Clear it to hold runs in flight.
         running: runs that wait at the gate now; `began` is set whenever one arrives.
         broken: when set, every run raises it.
+        probes: what the next probes report; then all goes well.
+        probed: how many began; they wait at the gate as well.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class FakeSession:
         self.running = 0
         self.closed = False
         self.broken: SessionBroken | None = None
+        self.probes: list[RunReport] = []
+        self.probed = 0
         self._answer = answer
         self._turns = asyncio.Semaphore(slots)
         self.run_s = run_s
@@ -102,6 +106,18 @@ class FakeSession:
             await self.gate.wait()
         finally:
             self.running -= 1
+
+    async def probe(self, watcher: RunWatcher | None = None) -> RunReport:
+        """Wait for a turn and at the gate, then report what the test has put there."""
+        async with self._turns:
+            self.probed += 1
+            if watcher is not None:
+                watcher.unwanted()
+                watcher.started()
+            await self.gate.wait()
+        if self.broken is not None:
+            raise self.broken
+        return self.probes.pop(0) if self.probes else RunReport(({},), self.run_s, 1, 0)
 
     async def close(self) -> None:
         """Refuse further runs."""

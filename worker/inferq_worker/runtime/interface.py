@@ -5,7 +5,7 @@ Everything here is plain data and one protocol. ONNX Runtime stays behind `ort.p
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -44,11 +44,15 @@ class SessionInfo:
         shared: inputs of rank 0 that all rows of a run have in common.
         provider: what ONNX Runtime says runs the graph, such as `CPUExecutionProvider`.
         requested_provider: what the settings asked for, in the same spelling.
-        nodes_by_provider: graph nodes per provider, after optimisation.
+        nodes_by_provider: graph nodes per provider, as they were given to it: before it fuses some of them, unless the
+            graph comes out of the cache already fused.
         sha256: of the model file followed by its external data files, hexadecimal.
         max_rows: most rows of one native run.
         batchable: False when every item runs alone and whole (`batch = "single"`).
         warning: for people, when the wish was not granted; empty otherwise. The caller logs it.
+        cache: what part the cache on disk took in the load: `off`, `reused`, `built` or `failed`.
+        load_s: seconds that ONNX Runtime took to load the model.
+        notes: for people, what was wrong with the cache. The caller logs them.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -62,6 +66,9 @@ class SessionInfo:
     max_rows: int = 32
     batchable: bool = True
     warning: str = ""
+    cache: Literal["off", "reused", "built", "failed"] = "off"
+    load_s: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def degraded(self) -> bool:
@@ -174,6 +181,17 @@ class Session(Protocol):
         Raises:
             DeviceLost: it was never its turn, and never will be.
             SessionBroken: the session itself is unusable, or closed.
+        """
+        ...
+
+    async def probe(self, watcher: RunWatcher | None = None) -> RunReport:
+        """Run the made-up items of the warm-up once more, in one batch of the largest size, as `run` does.
+
+        Returns:
+            What came of them; no answers if no made-up input suits the model, which then proves nothing.
+
+        Raises:
+            DeviceLost, SessionBroken: as `run`.
         """
         ...
 

@@ -132,21 +132,64 @@ def refuse_compiled_nodes(path: Path, facts: GraphFacts) -> None:
         )
 
 
-def fingerprint(path: Path, facts: GraphFacts) -> str:
-    """SHA-256, hexadecimal, of the model file and then of each external data file in name order.
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a model's files held when they were read.
 
-    The same as `cat model.onnx weights.bin | sha256sum`. Data files outside the model's folder are left out: ONNX
-    Runtime refuses such a model when it loads it.
+    Attributes:
+        sha256: of the model file and then of each external data file in name order, hexadecimal; the same as
+            `cat model.onnx weights.bin | sha256sum`.
+        stamps: path, bytes, modification time in nanoseconds and inode of each of these files.
     """
-    digest = hashlib.sha256()
+
+    sha256: str
+    stamps: tuple[tuple[Path, int, int, int], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(stamp[1] for stamp in self.stamps)
+
+    def still_holds(self) -> bool:
+        """Whether the files are still the ones that were read."""
+        try:
+            return all(_stamp(stamp[0]) == stamp for stamp in self.stamps)
+        except OSError:
+            return False
+
+
+def identify(path: Path, facts: GraphFacts) -> Identity:
+    """Hash the model file and its external data.
+
+    Data files outside the model's folder are left out: ONNX Runtime refuses such a model when it loads it.
+
+    Raises:
+        ModelRefused: a file cannot be read.
+    """
     folder = path.parent.resolve()
     inside = (file for name in facts.external_data if (file := (folder / name).resolve()).is_relative_to(folder))
+    digest = hashlib.sha256()
+    stamps = []
     for file in (path, *inside):
         if file.is_file():
-            with file.open("rb") as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-    return digest.hexdigest()
+            try:
+                stamps.append(_stamp(file))
+                with file.open("rb") as stream:
+                    while chunk := stream.read(_CHUNK_BYTES):
+                        digest.update(chunk)
+            except OSError as error:
+                raise ModelRefused(f"{file} cannot be read: {error.strerror}; check the permissions") from error
+    return Identity(digest.hexdigest(), tuple(stamps))
+
+
+def _stamp(file: Path) -> tuple[Path, int, int, int]:
+    status = file.stat()
+    return file, status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def fingerprint(path: Path, facts: GraphFacts) -> str:
+    """The hash alone; see `identify`."""
+    return identify(path, facts).sha256
 
 
 def _no_model(start: bytes) -> str:

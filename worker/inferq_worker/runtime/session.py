@@ -79,7 +79,9 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns
     facts = onnxfile.read_facts(model.path)
     if not config.trust_models:
         onnxfile.refuse_compiled_nodes(model.path, facts)
-    engine, placement = ort.open_engine(model.path, config)
+    identity = onnxfile.identify(model.path, facts)
+    _check_pin(model, identity.sha256)
+    engine, placement = ort.open_engine(model.path, config, identity, model.max_rows or max_rows)
     fixed = signature.fixed_rows(model, engine.inputs, engine.outputs)
     info = SessionInfo(
         inputs=engine.inputs,
@@ -89,13 +91,24 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns
         provider=placement.provider,
         requested_provider=placement.requested_provider,
         nodes_by_provider=placement.nodes_by_provider,
-        sha256=onnxfile.fingerprint(model.path, facts),
+        sha256=identity.sha256,
         max_rows=fixed or model.max_rows or max_rows,
         batchable=model.batch != "single",
         warning=placement.warning,
+        cache=placement.cache,
+        load_s=placement.load_s,
+        notes=placement.notes,
     )
     turns = turns or Turns(config.slots if placement.provider == ort.PROVIDER_NAMES["cpu"] else 1)
     return OrtSession(model, engine, info, turns=turns, limit_s=config.run_limit_s, grace_s=config.stop_grace_s)
+
+
+def _check_pin(model: ModelFile, sha256: str) -> None:
+    if model.sha256 not in (None, sha256):
+        raise ModelRefused(
+            f"{model.name}: {model.path} (with its external data) has SHA-256 {sha256}, and {model.toml} pins "
+            f"{model.sha256}: restore the file, or pin the new one if the change was meant"
+        )
 
 
 class OrtSession:
@@ -132,6 +145,7 @@ class OrtSession:
         slots = self._turns.count + 1
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix=f"infer-{model.name}")
         self._in_flight: set[asyncio.Future[Any]] = set()
+        self._sample: Feeds | None = None
         # As many collators as threads, so taking one never waits.
         self._collators: queue.SimpleQueue[Collator] = queue.SimpleQueue()
         for _ in range(slots):
@@ -144,7 +158,16 @@ class OrtSession:
 
     async def warm_up(self, rows: Sequence[int]) -> Mapping[int, float]:
         """See `Session.warm_up`."""
-        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, tuple(rows))))
+        self._sample = sample = await asyncio.shield(self._in_thread(partial(_prove, self._model)))
+        if sample is None:
+            return {}
+        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, sample, tuple(rows))))
+
+    async def probe(self, watcher: RunWatcher | None = None) -> RunReport:
+        """See `Session.probe`."""
+        if self._sample is None:
+            return RunReport((), 0.0, 0, 0)
+        return await self.run(_items(self._sample, self._info.max_rows, self._info), watcher)
 
     async def run(self, feeds: Sequence[Feeds], watcher: RunWatcher | None = None) -> RunReport:
         """See `Session.run`."""
@@ -291,10 +314,7 @@ def _whole(parts: Sequence[Feeds | RowError]) -> Feeds | RowError:
     return join(answers)
 
 
-def _warm_up(model: ModelFile, sizes: Sequence[int], work: _Work) -> dict[int, float]:
-    sample = _prove(model, work)
-    if sample is None:
-        return {}
+def _warm_up(model: ModelFile, sample: Feeds, sizes: Sequence[int], work: _Work) -> dict[int, float]:
     steady: dict[int, float] = {}
     for size in sorted(set(sizes), reverse=True):
         elapsed_s = work.steady_run_s(_items(sample, size, work.info))

@@ -17,8 +17,8 @@ def fixed_rows(model: ModelFile, inputs: Sequence[TensorSpec], outputs: Sequence
 
     Raises:
         ModelRefused: more inputs or outputs, or other names, than a job or a result can carry; shared inputs that are
-            not there or not scalars, scalars that are not declared shared, inputs that disagree about axis 0, no
-            batched input at all, or an output whose axis 0 is something else.
+            not there or not scalars, scalars that are not declared shared, inputs that disagree about axis 0 or have
+            their rows elsewhere, no batched input at all, or an output whose axis 0 is something else.
     """
     _check_contract(model, "input", inputs)
     _check_contract(model, "output", outputs)
@@ -27,6 +27,7 @@ def fixed_rows(model: ModelFile, inputs: Sequence[TensorSpec], outputs: Sequence
     fixed = sorted(size for size in sizes if size is not None)
     if not sizes:
         raise ModelRefused(f"{model.name}: no input has a batch axis; export the model with a first axis for rows")
+    _check_axis(model, inputs)
     if len(fixed) > 1 or (fixed and fixed[0] < 1):
         raise ModelRefused(
             f"{model.name}: its inputs have first axes of {fixed}; rows must lie on axis 0 of each, all of one size"
@@ -64,6 +65,24 @@ def _check_shared(model: ModelFile, inputs: Sequence[TensorSpec]) -> None:
                 f"{model.name}: input {name!r} is a scalar (or has no declared shape), so it has no rows; "
                 f'add shared_inputs = ["{name}"] to {model.toml}, or export it with a first axis for rows'
             )
+
+
+def _check_axis(model: ModelFile, inputs: Sequence[TensorSpec]) -> None:
+    """Refuse a state as recurrent nets have it: `(layers, rows, width)`, beside inputs of `(rows, ...)`."""
+    batched = [spec for spec in inputs if spec.shape]
+    if all(spec.shape[0] is not None for spec in batched):
+        return
+    for spec in batched:
+        if spec.shape[0] is not None and None in spec.shape[1:]:
+            raise ModelRefused(
+                f"{model.name}: input {spec.name!r} is {_readable(spec)}: its first axis is always {spec.shape[0]} and "
+                "a later one is open, so its rows seem to lie there (a recurrent state does that); "
+                "export the model with rows on the first axis of every input and output"
+            )
+
+
+def _readable(spec: TensorSpec) -> str:
+    return f"[{', '.join('any' if size is None else str(size) for size in spec.shape)}]"
 
 
 def _check_outputs(model: ModelFile, outputs: Sequence[TensorSpec], rows: int | None) -> None:

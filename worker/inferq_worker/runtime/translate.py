@@ -79,7 +79,7 @@ _LOAD_MENDS: tuple[tuple[str, str], ...] = (
         "the operator {found} does not exist in the file's opset; export it again",
     ),
     (
-        r"External data path escapes|External data path.*absolute|symlink",
+        r"External data path escapes|Absolute path not allowed for external data|symlink",
         (
             "its weights lie outside the model's folder, which is refused for safety; "
             "put them beside the .onnx file and save the model again"
