@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STACK := $(PYTHON) infra/local/stack.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status demo test check bench-goodput bench-policy-cpu bench-scheduler bench-model-cache fuzz docs lock clean
+.PHONY: help venv up down status demo test check bench-goodput bench-memory bench-overhead bench-policy-cpu bench-scheduler bench-model-cache fuzz docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,12 @@ check: venv ## lint, format, types, import rules
 
 bench-goodput: venv ## goodput under overload against size-or-timeout and the simulator; nine minutes (ARGS="--seconds 15" for less)
 	@$(STACK) run -- $(BIN)/python -m tests.bench.goodput $(ARGS)
+
+bench-memory: venv ## resident memory of a worker over 200,000 jobs of random sizes and shapes (ARGS="--jobs 20000" for less)
+	@$(STACK) run -- $(BIN)/python -m tests.bench.soak_memory $(ARGS)
+
+bench-overhead: venv ## CPU that the worker adds to a run, between the scheduler and the results
+	@$(BIN)/python -m tests.bench.overhead $(ARGS)
 
 bench-policy-cpu: venv ## CPU of a worker a job at saturation: deadline scheduler against the plain batcher
 	@$(STACK) run -- $(BIN)/python -m tests.bench.policy_cpu $(ARGS)

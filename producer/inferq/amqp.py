@@ -188,7 +188,7 @@ class Link:
             finally:
                 self._down()
                 await self._close()
-            _end_if_cancelled()
+            end_if_cancelled()
             if time.monotonic() - started_s > _STABLE_AFTER_S:
                 delay_s = self._settings.reconnect_min_s
             self._tell(delay_s)
@@ -397,7 +397,7 @@ class Publisher:
             return self._channel
 
 
-def _end_if_cancelled() -> None:
+def end_if_cancelled() -> None:
     """Cancel again what was cancelled: a library that catches it on the way out would make a task immortal."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -26,7 +26,20 @@ if TYPE_CHECKING:
 
 CLIENT_SECTIONS = frozenset({"broker", "redis", "client", "topology"})
 WORKER_SECTIONS = frozenset(
-    {"role", "models", "batching", "lanes", "runtime", "breaker", "admin", "log", "drain", "limits", "replies"}
+    {
+        "role",
+        "models",
+        "batching",
+        "lanes",
+        "runtime",
+        "breaker",
+        "admin",
+        "log",
+        "drain",
+        "limits",
+        "replies",
+        "memory",
+    }
 )
 """One inferq.toml serves client and worker: each ignores what only the other reads."""
 

@@ -235,11 +235,14 @@ def _check_data(dtype: DTypeName, shape: tuple[int, ...], data: bytes | tuple[st
 
 
 def _contract_name(array: np.ndarray[Any, Any], wanted: str | None) -> DTypeName:
+    common = _NAMES.get(array.dtype)
+    if common is not None and wanted in (None, common):
+        return common
     if wanted is not None and wanted not in DTYPES:
         raise ContractError("invalid_input", f"dtype {wanted!r} is not one of {', '.join(DTYPES)}")
     if wanted == "bfloat16" and array.dtype == np.uint16:
         return "bfloat16"
-    name = _NAMES.get(array.dtype) or _uncommon_name(array)
+    name = common or _uncommon_name(array)
     if name is None:
         raise ContractError("invalid_input", f"an array of {array.dtype} cannot be sent; {_mend(array.dtype.kind)}")
     if wanted not in (None, name):
@@ -271,4 +274,4 @@ def _texts(array: np.ndarray[Any, Any]) -> tuple[str, ...]:
 def _little_endian_bytes(array: np.ndarray[Any, Any], storage: np.dtype[Any]) -> bytes:
     if array.dtype.kind == "V":  # bfloat16 of ml_dtypes, whose casts are conversions
         array = array.view(np.uint16)
-    return array.astype(storage, copy=False).tobytes(order="C")
+    return (array if array.dtype == storage else array.astype(storage)).tobytes()

@@ -33,7 +33,7 @@ from inferq_worker.scheduling.simulator import Setup, simulate
 from inferq_worker.scheduling.traces import Arrival, Stream, arrivals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from inferq_worker.scheduling import Policy
     from inferq_worker.scheduling.simulator import SimulatedJob
@@ -101,17 +101,21 @@ def calibrate(folder: Path) -> Path:
 
 
 class Worker:
-    """A worker process that serves one model with one policy."""
+    """A worker process that serves one model with one policy; `knobs` are further settings."""
 
-    def __init__(self, model: Path, policy: str, *, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, model: Path, policy: str, *, max_rows: int = MAX_ROWS, knobs: Mapping[str, object] | None = None
+    ) -> None:
         self._model = model
         self._policy = policy
         self._max_rows = max_rows
+        self._knobs = knobs or {}
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
 
     async def __aenter__(self) -> Self:
-        settings = {"batching.policy": self._policy, "batching.max_rows": str(self._max_rows), "log.format": "json"}
+        settings = {"batching.policy": self._policy, "batching.max_rows": self._max_rows, "log.format": "json"}
+        settings |= self._knobs
         arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "inferq", "worker", "--model", str(self._model), "--admin-port", "0",

@@ -171,6 +171,18 @@ async def test_no_password_is_shown_anywhere(site: Site, workers: Workers, tmp_p
             id="a provider that is required and not there",
         ),
         pytest.param(
+            ["--model", "scale.onnx"],
+            {"MEMORY__LIMIT_BYTES": str(64 * 2**20)},
+            ["64 MiB", "at least", "memory.limit_bytes"],
+            id="a memory limit below what the model takes",
+        ),
+        pytest.param(
+            ["--model", "scale.onnx"],
+            {"MEMORY__LIMIT_BYTES": str(2**30), "LANES__INTERACTIVE_WINDOW": "2000"},
+            ["lanes.interactive_window", "limits.body_bytes"],
+            id="a window that does not fit into memory",
+        ),
+        pytest.param(
             ["--model", "scale.onnx", "--model", "scale=batch_mean.onnx"], {}, ["scale", "twice"], id="a name twice"
         ),
     ],

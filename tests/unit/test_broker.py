@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from tests.fakes import metrics_of
 from inferq.pauses import Pause
 from inferq.settings import BrokerSettings
 from inferq_worker.broker import Broker, lanes_of
+from inferq_worker.budget import Windows
 from inferq_worker.cpu import CpuPool, CpuWorker
 from inferq_worker.errors import StoreUnavailable
 from inferq_worker.models import ModelFile
@@ -40,10 +42,10 @@ class Registry:
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
-    lanes = LanesSettings()
     url = SecretStr("amqp://guest:guest@127.0.0.1:1/")
-    broker = Broker(BrokerSettings(url=url), lanes, role="gpu", worker="w", metrics=metrics_of())
-    broker.consume(lanes_of(ModelFile("m", "1", tmp_path), "gpu", lanes, 32), lambda _: 0, lambda _: 0)
+    broker = Broker(BrokerSettings(url=url), role="gpu", worker="w", metrics=metrics_of())
+    lanes = lanes_of(ModelFile("m", "1", tmp_path), "gpu", Windows(LanesSettings()), 32)
+    broker.consume(lanes, lambda _: 0, lambda _: 0, dead_window=64)
 
     async def depth(queue: str) -> int | None:
         return 7 if queue == "inferq.m.fallback" else None
@@ -117,7 +119,7 @@ async def looks(turns: int) -> None:
 
 async def test_the_reason_of_a_broker_that_is_away_is_known_before_there_are_consumers() -> None:
     url = SecretStr("amqp://guest:guest@127.0.0.1:1/")
-    broker = Broker(BrokerSettings(url=url), LanesSettings(), role="gpu", worker="w", metrics=metrics_of())
+    broker = Broker(BrokerSettings(url=url), role="gpu", worker="w", metrics=metrics_of())
     broker.consuming.up.set()
     broker.publishing.up.set()
     assert broker.problems() == ["the queues are being checked"], "connected, but ready for nothing"
@@ -167,3 +169,44 @@ async def test_nothing_is_diverted_to_a_fallback_queue_that_operators_paused(bro
     await looks(20)
     assert (pool.lanes, serves_fallback(broker)) == (0, False)
     watch.cancel()
+
+
+async def test_the_watch_ends_though_a_library_swallows_its_cancellation(broker: Broker) -> None:
+    asked = asyncio.Event()
+
+    class Swallowing(Registry):
+        async def cpu_workers(self, model: str) -> tuple[Mapping[str, CpuWorker], int]:
+            if not asked.is_set():
+                asked.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            return await super().cpu_workers(model)
+
+    watch = asyncio.create_task(broker.watch_fallback(cast("Any", Swallowing()), {"m": CpuPool()}))
+    await asked.wait()
+    watch.cancel()
+    await asyncio.wait([watch], timeout=1)
+    ended = watch.cancelled()
+    watch.cancel()
+    assert ended
+
+
+async def test_a_lane_that_is_stopped_is_never_consumed_again(broker: Broker) -> None:
+    (fallback,) = [one for one in broker.consumers if one.lane.name == "fallback"]
+    await fallback.stop()
+
+    async def consume_again() -> None:
+        raise AssertionError
+
+    fallback._consume_again = consume_again  # type: ignore[method-assign]  # must not be reached
+    await fallback.switch("cpu_worker", paused=False)
+
+
+@pytest.mark.parametrize("role", ["gpu", "cpu"])
+def test_no_window_exceeds_what_memory_allows(tmp_path: Path, role: str) -> None:
+    windows = Windows(LanesSettings(), most_urgent=40, most_patient=3)
+    lanes = lanes_of(ModelFile("m", "1", tmp_path), role, windows, 32)
+    for lane in lanes:
+        most = 3 if lane.rank else 40
+        assert (lane.window, lane.window_max) == (most, most)
+    assert len(lanes) == (3 if role == "gpu" else 1)

@@ -214,3 +214,10 @@ def test_a_running_p95_stays_within_a_step_of_what_it_has_seen(values: list[floa
         p95.observe(value_s)
     least_s, most_s = min([first_s, *values]), max([first_s, *values])
     assert least_s * 0.98 - 1e-5 <= p95.seconds <= most_s * 1.2 + 1e-4
+
+
+def test_shapes_that_are_only_ever_turned_away_are_forgotten_too() -> None:
+    table = LatencyTable({1: 0.01})
+    for number in range(10_000):
+        table.doubt(0.0, ("m", number))
+    assert len(table._doubted_s) < 300

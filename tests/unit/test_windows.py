@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferq_worker.consume import WINDOW_MAX
 from inferq_worker.windows import Window
+from inferq_worker.work import WINDOW_MAX
 
 MAX_ROWS, FIRST_ROWS = 32, 256
 

@@ -2,6 +2,7 @@
 
 Start: load -> warm up -> connect -> ready. Stop: consumers stop, what is not in a batch goes back, what runs is
 finished, answered and settled, connections close. The first SIGTERM or SIGINT drains, the second ends the process.
+A worker over its memory limit drains by itself, and ends with a status of its own.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import structlog
 from prometheus_client import CollectorRegistry
 
+from inferq.amqp import end_if_cancelled
 from inferq.configuration import ConfigurationError
 from inferq.redis_pools import open_redis
 from inferq.settings import effective
 from inferq.version import installed_version
 from inferq_worker.broker import Broker, lanes_of
+from inferq_worker.budget import Windows
 from inferq_worker.cpu import CpuWorker
 from inferq_worker.errors import StoreUnavailable
+from inferq_worker.memory import Memory
 from inferq_worker.models import RepositoryError, find_models
 from inferq_worker.observe.admin import AdminError, AdminServer, Check
 from inferq_worker.observe.lag import LoopBeat
@@ -58,14 +62,15 @@ _OBSERVE_EVERY_S = 1.0
 _SWITCH_S = 0.0005
 """Longest wait of a thread whose run has ended for its turn in Python, whose own 5 ms would leave the device idle."""
 START_ERRORS = (ConfigurationError, RepositoryError, ModelRefused, RuntimeUnavailable, AdminError)
-EXIT_OK, EXIT_FAILED, EXIT_CONFIGURATION = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_CONFIGURATION, EXIT_MEMORY = 0, 1, 2, 3
 
 
 def serve(settings: WorkerSettings) -> int:
     """Run a worker until it is told to stop.
 
     Returns:
-        0 after a clean drain, 1 after a failure or a drain that ran out of time, 2 if it could not start.
+        0 after a clean drain, 1 after a failure or a drain that ran out of time, 2 if it could not start, 3 after a
+        clean drain because of the memory limit: start it again.
     """
     worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     json_lines = {"auto": None, "json": True, "console": False}[settings.log.format]
@@ -125,12 +130,16 @@ class Worker:
         self._registry = CollectorRegistry()
         self._metrics = Metrics(self._registry, role=settings.role)
         self._store = Store(open_redis(settings.redis, retries=0, patient=True), settings.redis, worker, self._metrics)
-        self._broker = Broker(settings.broker, settings.lanes, role=settings.role, worker=worker, metrics=self._metrics)
+        self._broker = Broker(settings.broker, role=settings.role, worker=worker, metrics=self._metrics)
         self._gate = TopologyGate(settings, self._files)
         self._beat = LoopBeat(self._metrics.loop_lag)
+        self._memory = Memory(settings, worker, self._metrics)
+        self._windows = Windows(settings.lanes)
         self._stop = asyncio.Event()
         on_cpu = settings.role == "cpu" or settings.runtime.provider == "cpu"
         self._turns = Turns(settings.runtime.slots if on_cpu else 1)
+        self._signalled = False
+        self._over_memory = False
         self._models: dict[str, ServedModel] = {}
         self._warm_up_s: dict[str, float] = {}
         self._steps: Steps | None = None
@@ -157,10 +166,11 @@ class Worker:
             async with asyncio.TaskGroup() as group:
                 upkeep = [group.create_task(self._beat.run()), group.create_task(self._heartbeat())]
                 sessions = await self._open_sessions()
+                self._fit_memory([session.info for _, session, _ in sessions])
                 status = await self._serve(sessions, group)
                 for task in upkeep:
                     task.cancel()
-            if status == EXIT_OK:
+            if status != EXIT_FAILED:
                 for model in self._models.values():
                     await model.session.close()
         _log.info("worker.stopped", status=status)
@@ -197,6 +207,13 @@ class Worker:
             opened.append((file, session, seconds))
         return opened
 
+    def _fit_memory(self, models: Sequence[SessionInfo]) -> None:
+        """Now that the models have what they need: what may be in hand, or a start-up error."""
+        self._windows = self._memory.windows(self._files)
+        self._settings = self._settings.model_copy(update={"lanes": self._windows.lanes})
+        if any(info.provider != "CPUExecutionProvider" for info in models):
+            self._memory.watch_device(self._settings.runtime.device_id)
+
     async def _serve(self, sessions: Sequence[_Opened], group: asyncio.TaskGroup) -> int:
         tasks = Tasks(group)
         models = {file.name: self._served(file, session, seconds) for file, session, seconds in sessions}
@@ -216,19 +233,30 @@ class Worker:
         broker = group.create_task(self._broker.run())
         await self._gate.open(self._stop)
         lanes = [lane for model in models.values() for lane in self._lanes_of(model.file, model.session.info)]
-        self._broker.consume(lanes, steps.intake.take, steps.undertaker.take)
+        dead_window = self._settings.lanes.dead_window
+        self._broker.consume(lanes, steps.intake.take, steps.undertaker.take, dead_window=dead_window)
         self._broker.obey(self._pauses)
         upkeep = [
             group.create_task(self._broker.watch_fallback(self._store, steps.cpus)),
             group.create_task(_every(_OBSERVE_EVERY_S, self._observe)),
             group.create_task(self._stop_if_lost(steps.device)),
+            group.create_task(self._stop_if_over_memory()),
         ]
         await self._stop.wait()
         for task in upkeep:
             task.cancel()
         status = await self._drain(steps, loop, tasks)
         broker.cancel()
-        return EXIT_FAILED if steps.device.lost.is_set() else status
+        if steps.device.lost.is_set():
+            return EXIT_FAILED
+        # One that was told to stop while it left for memory is not wanted again.
+        return EXIT_MEMORY if status == EXIT_OK and self._over_memory and not self._signalled else status
+
+    async def _stop_if_over_memory(self) -> None:
+        """What grows in a process ends with it: another one, started afresh, goes on."""
+        await self._memory.exceeded()
+        self._over_memory = True
+        self._stop.set()
 
     async def _stop_if_lost(self, device: Device) -> None:
         """A device on which nothing ends any more serves nobody: another process, on a fresh one, may."""
@@ -265,7 +293,7 @@ class Worker:
                 consumer.aim(model.window.rows(rows / run_s if run_s else None))
 
     def _lanes_of(self, file: ModelFile, info: SessionInfo) -> list[Lane]:
-        return lanes_of(file, self._settings.role, self._settings.lanes, info.max_rows)
+        return lanes_of(file, self._settings.role, self._windows, info.max_rows)
 
     async def _drain(self, steps: Steps, loop: asyncio.Task[None], tasks: Tasks) -> int:
         """Stop taking, give back what is not in a batch, finish what runs; within `drain.limit_s`."""
@@ -310,6 +338,7 @@ class Worker:
                     _log.warning("redis.back")
                 else:
                     _log.warning("redis.away", reason=self._store.last_error)
+            end_if_cancelled()
             await asyncio.sleep(HEARTBEAT_EVERY_S if was_up else 0.5)
 
     def _cpu_entries(self, beat: int) -> dict[str, CpuWorker]:
@@ -329,7 +358,9 @@ class Worker:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if not self._stop.is_set():
+        if not self._signalled:
+            # A worker that already leaves for memory is not forced by the first signal: it drains, as it was told.
+            self._signalled = True
             self._stop.set()
             return
         _log.error("worker.forced", signal=number.name)
@@ -385,6 +416,7 @@ class Worker:
             },
             "lanes": self._broker.status(),
             "pauses": [pause.to_map() for pause in self._pauses.values() if pause.holds(int(time.time() * 1000))],
+            "memory": self._memory.status(),
             "settings": effective(self._settings),
         }
 

@@ -7,12 +7,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from inferq.amqp import CONNECTION_ERRORS, Link, OnUp, Publisher
+from inferq.amqp import CONNECTION_ERRORS, Link, OnUp, Publisher, end_if_cancelled
 from inferq.pauses import in_force
 from inferq_schemas import DEAD_QUEUE, FALLBACK_LANE, fallback_queue, lane_queue
-from inferq_worker.consume import WINDOW_MAX, LaneConsumer
+from inferq_worker.consume import LaneConsumer
 from inferq_worker.errors import StoreUnavailable
-from inferq_worker.work import Lane
+from inferq_worker.work import WINDOW_MAX, Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from inferq.pauses import Pause
     from inferq.settings import BrokerSettings
+    from inferq_worker.budget import Windows
     from inferq_worker.consume import PauseReason
     from inferq_worker.cpu import CpuPool
     from inferq_worker.models import ModelFile
     from inferq_worker.observe.metrics import Metrics
-    from inferq_worker.settings import LanesSettings
     from inferq_worker.store import Store
     from inferq_worker.work import Delivery
 
@@ -35,23 +35,26 @@ _FALLBACK_EVERY_S = 1.0
 Sink: TypeAlias = "Callable[[Delivery], int]"
 
 
-def lanes_of(model: ModelFile, role: str, settings: LanesSettings, max_rows: int) -> list[Lane]:
+def lanes_of(model: ModelFile, role: str, windows: Windows, max_rows: int) -> list[Lane]:
     """The lanes that a worker of this role consumes for a model, the most urgent first.
 
-    A window holds at least two batches, or a batch would never be full. The GPU role also knows the model's fallback
-    queue: while no CPU worker lives, its jobs would be answered by nobody.
+    A window holds at least two batches where memory allows that, or a batch would never be full. The GPU role also
+    knows the model's fallback queue: while no CPU worker lives, its jobs would be answered by nobody.
     """
-    urgent = max(settings.interactive_window, min(2 * max_rows, WINDOW_MAX))
+    settings, most = windows.lanes, windows.most_urgent
+    urgent = min(most, max(settings.interactive_window, min(2 * max_rows, WINDOW_MAX)))
     patient = max(settings.bulk_window_rows, 2 * max_rows)
-    rank = len(model.lanes) if role == "gpu" else 0
-    fallback = Lane(model.name, FALLBACK_LANE, rank, fallback_queue(model.name), window=urgent, window_rows=urgent)
     if role == "cpu":
-        return [fallback]
+        return [Lane(model.name, FALLBACK_LANE, 0, fallback_queue(model.name), urgent, urgent, most)]
     first, *others = model.lanes
-    lanes = [Lane(model.name, first, 0, lane_queue(model.name, first), window=urgent, window_rows=urgent)]
+    lanes = [Lane(model.name, first, 0, lane_queue(model.name, first), urgent, urgent, most)]
+    most = windows.most_patient
     for rank, name in enumerate(others, start=1):
         queue = lane_queue(model.name, name)
-        lanes.append(Lane(model.name, name, rank, queue, window=settings.bulk_window, window_rows=patient))
+        lanes.append(Lane(model.name, name, rank, queue, min(most, settings.bulk_window), patient, most))
+    fallback = Lane(
+        model.name, FALLBACK_LANE, len(model.lanes), fallback_queue(model.name), min(most, urgent), urgent, most
+    )
     return [*lanes, fallback] if model.fallback else lanes
 
 
@@ -66,11 +69,8 @@ class Broker:
         worker: this process, shown in the broker's connection list.
     """
 
-    def __init__(
-        self, settings: BrokerSettings, lanes: LanesSettings, *, role: str, worker: str, metrics: Metrics
-    ) -> None:
+    def __init__(self, settings: BrokerSettings, *, role: str, worker: str, metrics: Metrics) -> None:
         self._role = role
-        self._lanes = lanes
         self._metrics = metrics
         self.consuming = Link(settings, name=f"inferq {role} {worker} consume", on_up=self._on_up("consume"))
         self.publishing = Link(settings, name=f"inferq {role} {worker} publish", on_up=self._on_up("publish"))
@@ -80,13 +80,13 @@ class Broker:
         self._counting: Channel | None = None
         self._set_up = asyncio.Event()
 
-    def consume(self, lanes: Iterable[Lane], jobs: Sink, dead: Sink) -> None:
+    def consume(self, lanes: Iterable[Lane], jobs: Sink, dead: Sink, *, dead_window: int) -> None:
         """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. `run` starts them."""
         for lane in lanes:
             adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
             self._add(lane, jobs, optional=adopted, paused_by="cpu_worker" if adopted else None)
-        window = self._lanes.dead_window
-        self._add(Lane("", "dead", 0, DEAD_QUEUE, window, window_rows=window), dead)
+        dead_lane = Lane("", "dead", 0, DEAD_QUEUE, dead_window, window_rows=dead_window, window_max=dead_window)
+        self._add(dead_lane, dead)
         self._set_up.set()
 
     def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused_by: PauseReason | None = None) -> None:
@@ -119,6 +119,7 @@ class Broker:
                 depth = await self._depth(consumer.lane.queue) if workers else None
                 pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=time.monotonic())
                 await consumer.switch("cpu_worker", paused=pool.lanes > 0)
+            end_if_cancelled()
             await asyncio.sleep(_FALLBACK_EVERY_S)
 
     async def _depth(self, queue: str) -> int | None:

@@ -17,7 +17,7 @@ from aiormq.exceptions import ChannelNotFoundEntity
 
 from inferq.amqp import CONNECTION_ERRORS, Link, describe
 from inferq_worker.settle import Settler
-from inferq_worker.work import Delivery, Lane
+from inferq_worker.work import WINDOW_MIN, Delivery, Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
-WINDOW_MIN, WINDOW_MAX = 4, 2000
 PauseReason: TypeAlias = Literal["breaker", "bytes", "cpu_worker", "drain", "operator"]
 """Why a lane is not consumed: its model fails, too much in hand, others serve it, the worker ends, people paused it."""
 
@@ -184,7 +183,8 @@ class LaneConsumer:
     def _saw(self, rows: int) -> None:
         """Let the window follow the size of messages, so that it holds about `window_rows` rows."""
         self._rows_per_message += 0.05 * (max(1, rows) - self._rows_per_message)
-        wanted = max(WINDOW_MIN, min(WINDOW_MAX, round(self._window_rows / self._rows_per_message)))
+        wanted = max(WINDOW_MIN, round(self._window_rows / self._rows_per_message))
+        wanted = min(wanted, self.lane.window_max)
         if max(wanted, self._window) >= 2 * min(wanted, self._window):
             self._window = wanted
             self._spawn(self._reopen_window())

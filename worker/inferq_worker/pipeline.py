@@ -258,9 +258,12 @@ class Pipeline:
         self._metrics.batch_done(
             name, rows=report.rows, padded_rows=report.padded_rows, reason=batch.reason, run_s=report.run_s
         )
+        waited_s: dict[str, list[float]] = {}
         for item in batch.items:
             if not item.started:
-                self._metrics.queue_time(name, item.lane, times.closed_s - item.arrived_s)
+                waited_s.setdefault(item.lane, []).append(times.closed_s - item.arrived_s)
+        for lane, seconds in waited_s.items():
+            self._metrics.queue_times(name, lane, seconds)
         _log.info(
             "batch.done",
             model=name,

@@ -131,6 +131,34 @@ class DrainSettings(Section):
     )
 
 
+class MemorySettings(Section):
+    """Memory of the process, without pages of files, which the system can drop: when the worker leaves for it."""
+
+    limit_bytes: int | None = Field(
+        default=None,
+        ge=64 * MIB,
+        description="Over this the worker drains and ends with exit status 3, to be started again; with a container "
+        "limit, the lower of the two counts.",
+    )
+    limit_share: float = Field(
+        default=0.9,
+        ge=0,
+        le=1,
+        description="The same as a share of the container's memory limit (cgroup), where there is one; 0 = do not look "
+        "at it.",
+    )
+    sample_every_s: float = Field(default=1.0, ge=0.01, le=3600, description="Seconds between samples.")
+    snapshot_dir: Path | None = Field(
+        default=None,
+        description="Folder for a heap snapshot before the worker leaves for memory. To find a leak, not for every "
+        "day: tracing makes the worker's own part of the work several times slower.",
+    )
+    snapshots_kept: int = Field(default=3, ge=1, le=1000, description="Snapshots that stay in that folder.")
+    snapshot_frames: int = Field(
+        default=1, ge=1, le=50, description="Callers shown of each allocation; each costs as much again."
+    )
+
+
 class WorkerSettings(ClientSettings):
     """Everything a worker reads."""
 
@@ -147,6 +175,7 @@ class WorkerSettings(ClientSettings):
     admin: AdminSettings = AdminSettings()
     log: LogSettings = LogSettings()
     drain: DrainSettings = DrainSettings()
+    memory: MemorySettings = MemorySettings()
 
     @model_validator(mode="after")
     def _something_is_served(self) -> Self:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from inferq_worker.consume import WINDOW_MAX
+from inferq_worker.work import WINDOW_MAX
 
 _SAMPLE = 256
 _USUAL = 0.95

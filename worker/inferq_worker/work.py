@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from inferq_worker.settle import Settler
 
 Feeds: TypeAlias = "Mapping[str, np.ndarray]"
+WINDOW_MIN, WINDOW_MAX = 4, 2000
+"""Messages of a lane that are in hand at once, at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Lane:
         rank: 0 is served first; a higher rank tops batches up and has a guaranteed share.
         window: messages that may be unsettled at once, at the start (prefetch).
         window_rows: rows that the window aims at; the prefetch follows the rows seen in a message.
+        window_max: messages that the window never exceeds, however small they are.
     """
 
     model: str
@@ -34,6 +37,7 @@ class Lane:
     queue: str
     window: int
     window_rows: int
+    window_max: int = WINDOW_MAX
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """The catalogue of metrics: names, meanings, labels, buckets and the closed sets of label values.
 
-About 200 series a model. Events and their rules are in `metrics`.
+About 250 series a model. Events and their rules are in `metrics`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Catalogue:
         self.received = self._counter("jobs_received", "Jobs taken from the queues.", *at)
         self.answered = self._counter("jobs_answered", "Jobs answered, by code or ok.", *at, "role", "code")
         self.queue_time = self._histogram(
-            "job_queue_time_seconds", "From the sender's clock to the start of the run.", wait_bounds_s, *at
+            "job_queue_time_seconds", "From the receipt until the batch was closed.", wait_bounds_s, *at
         )
         self.total_time = self._histogram(
             "job_duration_seconds", "From the sender's clock to the answer.", wait_bounds_s, *at
@@ -171,6 +171,14 @@ class Catalogue:
         self.draining = self._gauge("draining", "1 while the worker finishes and takes nothing new.")
         self.skew = self._gauge("clock_skew_seconds", "How far the last sender's clock was ahead; 0 if it was not.")
         self.lag = self._gauge("event_loop_lag_seconds", "How late the event loop's last beat was.")
+        self.resident = self._gauge("resident_bytes", "Memory of the process that is in memory, of whatever kind.")
+        self.anonymous = self._gauge("anonymous_bytes", "Memory that no file backs; the limit is about this.")
+        self.memory_limit = self._gauge("memory_limit_bytes", "Anonymous memory at which the worker leaves; 0 = none.")
+        self.memory_growth = self._gauge(
+            "memory_growth_bytes_per_thousand_batches", "Slope of anonymous memory; 0 until it is known."
+        )
+        self.device_used = self._gauge("gpu_memory_used_bytes", "Memory of the GPU in use, by anybody.", "device")
+        self.device_total = self._gauge("gpu_memory_total_bytes", "Memory of the GPU.", "device")
         self.progress = self._gauge("last_progress_timestamp_seconds", "When the last batch ended, Unix time.")
 
     def create_model(self, model: str, lanes: Sequence[str], role: str) -> None:

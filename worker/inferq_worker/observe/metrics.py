@@ -72,6 +72,12 @@ class Metrics:
         self._all = Catalogue(registry, deadlines_s)
         self._models = {OTHER}
         self._lanes = {OTHER}
+        self._batches = 0
+
+    @property
+    def batches(self) -> int:
+        """Batches run so far, of all models."""
+        return self._batches
 
     def _at(self, model: str, lane: str) -> tuple[str, str]:
         return self._model(model), lane if lane in self._lanes else OTHER
@@ -94,9 +100,11 @@ class Metrics:
         """A job has its answer: `ok` or an error code of the contract."""
         self._all.answered(*self._at(model, lane), self._role, code if code in _CODES else "internal").inc()
 
-    def queue_time(self, model: str, lane: str, seconds: float) -> None:
-        """How long a job waited, from its sender's clock to the start of its run."""
-        self._all.queue_time(*self._at(model, lane)).observe(max(0.0, seconds))
+    def queue_times(self, model: str, lane: str, waits_s: Iterable[float]) -> None:
+        """How long each of some jobs waited, from its receipt until its batch was closed."""
+        observe = self._all.queue_time(*self._at(model, lane)).observe
+        for wait_s in waits_s:
+            observe(max(0.0, wait_s))
 
     def total_time(self, model: str, lane: str, seconds: float) -> None:
         """How long a job took, from its sender's clock to its answer."""
@@ -155,6 +163,7 @@ class Metrics:
 
     def batch_done(self, model: str, *, rows: int, padded_rows: int, reason: str, run_s: float) -> None:
         """A batch was run: its real rows, the rows of padding, why it was released, the seconds of the run."""
+        self._batches += 1
         model = self._model(model)
         self._all.batches(model, _known(reason, BATCH_REASONS)).inc()
         self._all.batch_rows(model).observe(rows)
@@ -258,3 +267,18 @@ class Metrics:
     def loop_lag(self, seconds: float) -> None:
         """How late the event loop's last beat was."""
         self._all.lag().set(seconds)
+
+    def memory_limit(self, limit_bytes: int) -> None:
+        """Anonymous memory at which this worker leaves."""
+        self._all.memory_limit().set(limit_bytes)
+
+    def memory(self, resident_bytes: int, anonymous_bytes: int, growth_bytes_per_thousand: float) -> None:
+        """What the process has in memory now, and by how much a thousand batches make it grow."""
+        self._all.resident().set(resident_bytes)
+        self._all.anonymous().set(anonymous_bytes)
+        self._all.memory_growth().set(growth_bytes_per_thousand)
+
+    def device_memory(self, device: str, used_bytes: int, total_bytes: int) -> None:
+        """What is taken of a GPU's memory now, by anybody, and what it has."""
+        self._all.device_used(device).set(used_bytes)
+        self._all.device_total(device).set(total_bytes)

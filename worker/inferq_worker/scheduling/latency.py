@@ -112,6 +112,8 @@ class LatencyTable:
             Whether predictions changed.
         """
         if now_s - self._doubted_s.setdefault(bucket, now_s) < _DOUBT_EVERY_S:
+            if len(self._doubted_s) > _MOST_BUCKETS:
+                del self._doubted_s[next(iter(self._doubted_s))]
             return False
         self._doubted_s[bucket] = now_s
         speed = self._speed(bucket)
