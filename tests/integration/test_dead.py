@@ -18,7 +18,7 @@ from aio_pika.abc import AbstractChannel, HeadersType
 from redis.asyncio import Redis
 from tests.stack import Broker, Stack
 
-from inferq.keys import result_key
+from inferq.keys import input_key, result_key
 from inferq_schemas import (
     PARKING_EXCHANGE,
     PARKING_QUEUE,
@@ -207,6 +207,22 @@ async def test_a_job_of_a_model_that_is_gone_stays_with_its_outcome(yard: Yard) 
     assert (code, "no queue takes" in output) == (1, True)
     await yard.holds(PARKING_QUEUE, 1)
     assert await yard.redis.get(result_key(yard.prefix, "job-1")) == b"outcome"
+
+
+async def test_large_inputs_are_kept_for_the_next_run_and_keys_of_others_are_left_alone(yard: Yard) -> None:
+    own, foreign = input_key(yard.prefix, "job-1", "x"), input_key(yard.prefix, "job-9", "x")
+    for key in (own, foreign):
+        await yard.redis.set(key, b"12345678", ex=60)
+    for number, ref in ((1, own), (2, foreign)):
+        inputs = {"x": Tensor(dtype="float32", shape=(1, 2), ref=ref)}
+        await yard.park(encode_job(job(number).model_copy(update={"inputs": inputs})))
+
+    code, output, _ = await yard.run("requeue", "--all")
+
+    assert (code, "have expired" in output) == (1, True)
+    assert [one.id for one in await yard.taken(LANE)] == ["job-1"]
+    assert await yard.redis.ttl(own) > 600
+    assert 0 < await yard.redis.ttl(foreign) <= 60
 
 
 async def test_what_cannot_be_read_is_shown_and_dropped(yard: Yard) -> None:

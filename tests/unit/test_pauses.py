@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from inferq.pauses import Pause, decode_pauses, in_force
@@ -15,7 +17,15 @@ def test_a_pause_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"\xc1", b"\x01", b"\x80", b"\x84\xa2by\xa1a\xa3why\xa0\xa5since\xa1x\xa5until\xc0"]
+    "raw",
+    [
+        b"",
+        b"\xc1",
+        b"\x01",
+        b"\x80",
+        b"\x84\xa2by\xa1a\xa3why\xa0\xa5since\xa1x\xa5until\xc0",
+        Pause("m", "a", "", cast("int", float("inf"))).encode(),
+    ],
 )
 def test_a_pause_that_cannot_be_read_holds(raw: bytes) -> None:
     pause = Pause.decode("m", raw)
