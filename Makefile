@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STACK := $(PYTHON) infra/local/stack.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status demo test check bench-goodput bench-memory bench-overhead bench-policy-cpu bench-scheduler bench-model-cache fuzz docs lock clean
+.PHONY: help venv up down status demo test check chaos bench-goodput bench-memory bench-overhead bench-policy-cpu bench-scheduler bench-model-cache fuzz docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -35,6 +35,11 @@ check: venv ## lint, format, types, import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# A pair of its own from the installed packages: containers are not ours to kill and start again.
+chaos: venv ## a load under faults, and a checker (SEED=1 MINUTES=5 FAULTS=all RATE=1 OLD=revision; ARGS=--list lists faults)
+	@INFERQ_STACK=binaries $(STACK) run -- $(BIN)/python -m tests.chaos --seed $(or $(SEED),1) \
+		--minutes $(or $(MINUTES),5) --faults $(or $(FAULTS),all) --rate $(or $(RATE),1) --old '$(OLD)' $(ARGS)
 
 bench-goodput: venv ## goodput under overload against size-or-timeout and the simulator; nine minutes (ARGS="--seconds 15" for less)
 	@$(STACK) run -- $(BIN)/python -m tests.bench.goodput $(ARGS)

@@ -61,6 +61,18 @@ class Identity:
         """Tell whether this very process still runs."""
         return Identity.of(self.pid) == self
 
+    def send(self, number: signal.Signals) -> bool:
+        """Signal this very process, never a later holder of its pid; returns whether it was there."""
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(self.pid)
+            try:
+                if self.alive():
+                    signal.pidfd_send_signal(handle, number)
+                    return True
+            finally:
+                os.close(handle)
+        return False
+
 
 def start(
     command: Sequence[str], *, name: str, folder: Path, environment: Mapping[str, str]

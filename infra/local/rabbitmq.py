@@ -5,10 +5,12 @@ Everything that the node would look for outside is pointed into the run folder.
 """
 
 import contextlib
+import json
 import shutil
 import socket
+import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.local import install, processes
@@ -19,6 +21,7 @@ from infra.local.processes import LOOPBACK
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "rabbitmq"
 _READY_LIMIT_S = 60.0  # seen: 5 s on an idle machine, 9 s on a busy one
 _CREDENTIALS = "guest:guest"  # RabbitMQ's own default; it works from the loopback only
+_NODE_FILE = "node.json"  # what `launch` needs to start the same node again
 _SERVER_SCRIPTS = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server")
 
 
@@ -52,22 +55,53 @@ def start(folder: Path, *, suffix: str, tls: Path | None = None) -> dict[str, st
     ports = Ports(*processes.free_ports(5 if tls is None else 6))
     home = _prepare(folder / "rabbitmq", local_settings(ports) | (tls_settings(ports, tls) if tls else {}))
     environment = node_environment(home, ports, suffix)
+    (home / _NODE_FILE).write_text(json.dumps({"ports": asdict(ports), "environment": environment}))
     epmd = [install.find("epmd"), "-address", LOOPBACK, "-port", str(ports.epmd)]
-    servers = [processes.start(epmd, name="epmd", folder=folder, environment=environment)]
-    processes.wait_until(lambda: _accepts(ports.epmd), what="epmd", limit_s=10.0, servers=servers)
-    servers.append(processes.start([server_script()], name="rabbitmq", folder=folder, environment=environment))
+    epmd_process = processes.start(epmd, name="epmd", folder=folder, environment=environment)
+    processes.wait_until(lambda: _accepts(ports.epmd), what="epmd", limit_s=10.0, servers=[epmd_process])
+    launch(folder)
+    secured = {"INFERQ_STACK_AMQPS_PORT": str(ports.amqps)} if tls else {}
+    return addresses(ports.amqp, ports.management, ports.prometheus) | secured
+
+
+def launch(folder: Path) -> subprocess.Popen[bytes]:
+    """Start the node of a run folder, for the first time or after it ended, and wait until it serves.
+
+    Raises:
+        StackError: the node ended or did not get ready; the message holds the end of its log.
+    """
+    home = folder / "rabbitmq"
+    node = json.loads((home / _NODE_FILE).read_text())
+    ports, environment = Ports(**node["ports"]), node["environment"]
+    server = processes.start([server_script()], name="rabbitmq", folder=folder, environment=environment)
     management = Management(f"http://{_CREDENTIALS}@{LOOPBACK}:{ports.management}")
     try:
         processes.wait_until(
             lambda: speaks_amqp(ports.amqp) and management.answers(),
             what="RabbitMQ",
             limit_s=_READY_LIMIT_S,
-            servers=servers,
+            servers=[server],
         )
     except StackError as reason:
         raise StackError(f"{reason}:\n{_last_lines(folder / 'rabbitmq.log', home / 'log' / 'node.log')}") from None
-    secured = {"INFERQ_STACK_AMQPS_PORT": str(ports.amqps)} if tls else {}
-    return addresses(ports.amqp, ports.management, ports.prometheus) | secured
+    return server
+
+
+def control(folder: Path, *words: str, limit_s: float = 30.0) -> str:
+    """Run `rabbitmqctl` on the node of a run folder; returns what it says.
+
+    Raises:
+        StackError: the command failed or took longer than `limit_s`; the message holds its words.
+    """
+    environment = json.loads((folder / "rabbitmq" / _NODE_FILE).read_text())["environment"]
+    command = [str(Path(server_script()).with_name("rabbitmqctl")), *words]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise StackError(f"rabbitmqctl {' '.join(words)} took longer than {limit_s:g} s") from None
+    if done.returncode != 0:
+        raise StackError(f"rabbitmqctl {' '.join(words)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+    return done.stdout
 
 
 def addresses(amqp: int, management: int, prometheus: int, *, credentials: str = _CREDENTIALS) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import subprocess
 from pathlib import Path
 
 from infra.local import install, processes
@@ -29,13 +30,28 @@ def start(folder: Path, *, tls: Path | None = None) -> dict[str, str]:
     configuration = folder / "redis" / "redis.conf"
     secured = tls_configuration(tls, tls_port) if tls else ""
     configuration.write_text(local_configuration(folder / "redis", port) + secured)
-    command = [install.find("redis-server"), str(configuration)]
+    launch(folder, port)
+    place = {"INFERQ_STACK_REDISS_PORT": str(tls_port)} if tls else {}
+    return {"INFERQ_REDIS__URL": f"redis://{LOOPBACK}:{port}/0", **place}
+
+
+def launch(folder: Path, port: int, *options: str) -> subprocess.Popen[bytes]:
+    """Start the Redis of a run folder, for the first time or after it ended, and wait until it answers.
+
+    Args:
+        folder: the run folder, with the `redis/` that `start` made.
+        port: the port in its configuration.
+        options: on the command line, over the configuration.
+
+    Raises:
+        StackError: it ended or did not answer within 10 s.
+    """
+    command = [install.find("redis-server"), str(folder / "redis" / "redis.conf"), *options]
     server = processes.start(command, name="redis", folder=folder, environment={"PATH": install.SEARCH_PATH})
     processes.wait_until(
         lambda: answers(port), what=f"Redis (see {folder / 'redis.log'})", limit_s=10.0, servers=[server]
     )
-    place = {"INFERQ_STACK_REDISS_PORT": str(tls_port)} if tls else {}
-    return {"INFERQ_REDIS__URL": f"redis://{LOOPBACK}:{port}/0", **place}
+    return server
 
 
 def local_configuration(folder: Path, port: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
@@ -22,14 +23,35 @@ from inferq.tls import TlsContexts, tls_hint, tls_problem, uses_tls
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+    from redis.asyncio.connection import Connection
+
     from inferq.settings import RedisSettings
 
-__all__ = ["REDIS_ERRORS", "open_redis", "redis_problem"]
+__all__ = ["REDIS_ERRORS", "Subscriber", "open_redis", "redis_problem"]
 
-REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
+REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+"""What a lost Redis shows as. The last is uvloop's way to say that a connection was closed before something was sent on
+it; asyncio's own loop drops such bytes silently, and redis-py expects that."""
 _HEALTH_CHECK_S: Final = 15
 _BACKOFF_BASE_S: Final = 0.02
 _BACKOFF_CAP_S: Final = 0.5
+
+
+class Subscriber(PubSub):
+    """A pub/sub connection that is not restored when it is lost: whoever owns it makes a new one.
+
+    redis-py restores it from whichever call finds the loss, also from two at the same time, and then both read.
+    """
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection that nobody has found lost yet."""
+        connection: Connection | None = self.connection  # redis-py leaves it untyped
+        return connection is not None and connection.is_connected
+
+    async def _reconnect(self, _conn: object, error: BaseException | None = None, *_: object) -> None:
+        # Not disconnected either: somebody may be about to send, and closing it is for the owner.
+        raise error or ConnectionError("lost")
 
 
 def open_redis(

@@ -16,13 +16,11 @@ from pydantic import ValidationError
 from inferq.errors import AnswerLost, InvalidJob, StoreUnavailable
 from inferq.keys import input_key, output_key, result_key
 from inferq.outcome import Outcome, decode_outcome
-from inferq.redis_pools import REDIS_ERRORS, open_redis, redis_problem
+from inferq.redis_pools import REDIS_ERRORS, Subscriber, open_redis, redis_problem
 from inferq_schemas import DEFAULT_LIMITS, ID_PATTERN, ContractError, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from redis.asyncio.client import PubSub
 
     from inferq.settings import RedisSettings
     from inferq_schemas import Job, Result
@@ -62,9 +60,9 @@ class ResultStore:
             with contextlib.suppress(*REDIS_ERRORS):
                 await client.aclose()
 
-    def pubsub(self) -> PubSub:
-        """A subscriber with a connection of its own."""
-        return self._redis.pubsub()
+    def subscriber(self) -> Subscriber:
+        """A subscriber with a connection of its own; connects at its first subscription."""
+        return Subscriber(self._redis.connection_pool)
 
     @property
     def prefix(self) -> str:

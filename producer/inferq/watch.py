@@ -16,10 +16,9 @@ from inferq.keys import done_channel
 from inferq.redis_pools import REDIS_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection
 
-    from redis.asyncio.client import PubSub
-
+    from inferq.redis_pools import Subscriber
     from inferq.results import ResultStore
     from inferq_schemas import Result
 
@@ -46,9 +45,9 @@ class OutcomeWatch:
         self._hinted: set[str] = set()
         self._wake = asyncio.Event()
         self._ids: dict[str, str] = {}
-        self._pubsub: PubSub | None = None
-        self._subscribing = asyncio.Lock()
-        self._subscribed = asyncio.Event()
+        self._subscriber: Subscriber | None = None
+        self._using = asyncio.Lock()
+        self._asked = asyncio.Event()
         self.last_error: str | None = None
 
     async def run(self) -> None:
@@ -61,44 +60,60 @@ class OutcomeWatch:
             await self._read([job_id for job_id in hinted or tuple(self._wanted) if job_id in self._wanted])
 
     async def listen(self) -> None:
-        """Hear hints, from the first subscription on; ends only by cancellation."""
-        await self._subscribed.wait()
+        """Keep a subscriber alive from the first `subscribe` on, and hear hints; ends only by cancellation.
+
+        Nobody else connects it: redis-py lets whoever finds a lost connection restore it, and two at a time would read
+        each other's answers. A lost subscriber is left, and its successor subscribes to all that is asked for.
+        """
+        await self._asked.wait()
         while True:
             try:
-                await self._hear()
+                await self._hear_all(await self._connected())
             except REDIS_ERRORS as error:
-                # redis-py connects and subscribes again by itself at the next read.
                 self._failed(self._store.problem(error))
-                await asyncio.sleep(_RETRY_S)
+            finally:
+                await self.close()
+            await asyncio.sleep(_RETRY_S)
 
     async def subscribe(self, job_id: str) -> None:
         """Ask to be hinted about a job. The id is read once the subscription stands, so nothing falls in between.
 
-        Without Redis this fails quietly: the slow beat goes on.
+        Without Redis this does nothing: the slow beat goes on, and the next connection subscribes.
         """
         channel = done_channel(self._store.prefix, job_id)
         self._ids[channel] = job_id
-        if self._pubsub is None:
-            self._pubsub = self._store.pubsub()
-        with contextlib.suppress(*REDIS_ERRORS):
-            # The first one connects; two at a time would each take a connection.
-            async with self._subscribing:
-                await self._pubsub.subscribe(channel)
-        self._subscribed.set()
+        self._asked.set()
+        await self._tell(lambda subscriber: subscriber.subscribe(channel))
 
     async def unsubscribe(self, job_id: str) -> None:
         """End `subscribe`. Harmless when there was none."""
         channel = done_channel(self._store.prefix, job_id)
-        if self._ids.pop(channel, None) is not None and self._pubsub is not None:
-            with contextlib.suppress(*REDIS_ERRORS):
-                await self._pubsub.unsubscribe(channel)
+        if self._ids.pop(channel, None) is not None:
+            await self._tell(lambda subscriber: subscriber.unsubscribe(channel))
 
     async def close(self) -> None:
         """Close the pub/sub connection."""
-        pubsub, self._pubsub = self._pubsub, None
-        if pubsub is not None:
-            with contextlib.suppress(*REDIS_ERRORS):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]  # untyped upstream
+        async with self._using:
+            subscriber, self._subscriber = self._subscriber, None
+            if subscriber is not None:
+                with contextlib.suppress(*REDIS_ERRORS):
+                    await subscriber.aclose()  # type: ignore[no-untyped-call]  # untyped upstream
+
+    async def _connected(self) -> Subscriber:
+        async with self._using:
+            self._subscriber = subscriber = self._store.subscriber()
+            # A channel that nobody publishes on comes first: redis-py checks the health of a subscriber without any
+            # channel before it sends, and that would read beside the reader.
+            await subscriber.subscribe(f"{self._store.prefix}:hints", *self._ids)
+        return subscriber
+
+    async def _tell(self, command: Callable[[Subscriber], Awaitable[None]]) -> None:
+        """Send through a subscriber that is up; what one that is down would be told, its successor finds in `_ids`."""
+        async with self._using:
+            subscriber = self._subscriber
+            if subscriber is not None and subscriber.connected:
+                with contextlib.suppress(*REDIS_ERRORS):
+                    await command(subscriber)
 
     def _take_hints(self) -> tuple[str, ...]:
         self._wake.clear()
@@ -119,18 +134,16 @@ class OutcomeWatch:
         for result in results:
             self._on_result(result)
 
-    async def _hear(self) -> None:
-        pubsub = self._pubsub
-        # The first subscription may have failed, and then there is no connection to read from.
-        if pubsub is None or getattr(pubsub, "connection", None) is None:
-            raise ConnectionError("not subscribed")
-        message = await pubsub.get_message(timeout=None)
-        if message is None or message["type"] not in {"subscribe", "message"}:
-            return
-        job_id = self._ids.get(message["channel"].decode())
-        if job_id is not None:
-            self._hinted.add(job_id)
-            self._wake.set()
+    async def _hear_all(self, subscriber: Subscriber) -> None:
+        while subscriber.connected:
+            message = await subscriber.get_message(timeout=None)
+            if message is None or message["type"] not in {"subscribe", "message"}:
+                continue
+            job_id = self._ids.get(message["channel"].decode())
+            if job_id is not None:
+                self._hinted.add(job_id)
+                self._wake.set()
+        raise ConnectionError("lost")
 
     def _failed(self, problem: str) -> None:
         if self.last_error is None:

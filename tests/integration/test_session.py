@@ -126,6 +126,58 @@ async def test_a_fixed_batch_is_padded_and_the_padding_counted(open_model: Open,
     assert (report.rows, report.padded_rows) == (9, 3)
 
 
+async def test_runs_are_padded_to_buckets_and_all_answers_are_right(open_model: Open, tmp_path: Path) -> None:
+    opened = await open_model(models.scale(tmp_path), CPU.model_copy(update={"buckets": [4, 8]}), max_rows=16)
+    assert opened.info.buckets == (4, 8, 16)
+    await opened.warm_up(opened.info.buckets)
+    for counts, padding in (((1, 2), 1), ((5,), 3), ((16, 1), 3), ((9,), 7), ((4, 4), 0)):
+        items = x_rows(*counts)
+        report = await opened.run(items)
+        assert_scaled(report, items)
+        assert (report.rows, report.padded_rows) == (sum(counts), padding), counts
+
+
+async def test_models_choose_their_buckets_over_the_settings(open_model: Open, tmp_path: Path) -> None:
+    config = CPU.model_copy(update={"buckets": [4, 8]})
+    scale = models.scale(tmp_path)
+    assert (await open_model(scale, config, buckets=(2,))).info.buckets == (2, 32)
+    assert (await open_model(scale, config, buckets="off")).info.buckets == ()
+    assert (await open_model(scale, config, batch="single")).info.buckets == ()
+    assert (await open_model(models.fixed_batch(tmp_path, 4), config)).info.buckets == ()
+
+
+async def test_outputs_never_share_memory_with_inputs(open_model: Open, tmp_path: Path) -> None:
+    """What an answer is a view of may not be a buffer that the next batch is packed into."""
+    opened = await open_model(models.identity(tmp_path, TensorProto.FLOAT, ["n", 3]))
+    items = x_rows(2, 1)
+    first, alone = await opened.run(items), await opened.run(items[:1])
+    await opened.run(x_rows(3, 3))
+    assert not np.shares_memory(answer(alone, 0), items[0]["x"])
+    for number, item in enumerate(items):
+        np.testing.assert_array_equal(answer(first, number), item["x"])
+
+
+async def test_a_real_session_is_rebuilt_from_its_file(open_model: Open, tmp_path: Path) -> None:
+    opened = await open_model(models.scale(tmp_path))
+    await opened.warm_up([1, 4])
+    await opened.rebuild()
+    items = x_rows(1, 3)
+    assert_scaled(await opened.run(items), items)
+
+
+async def test_a_session_is_not_rebuilt_from_another_file(open_model: Open, tmp_path: Path) -> None:
+    opened = await open_model(models.scale(tmp_path))
+    await opened.warm_up([1, 4])
+    models.write(
+        tmp_path / "scale.onnx",
+        [helper.make_node("Neg", ["x"], ["y"])],
+        [("x", TensorProto.FLOAT, ["n", "features"])],
+        [("y", TensorProto.FLOAT, ["n", "features"])],
+    )
+    with pytest.raises(SessionBroken, match="not the file any more"):
+        await opened.rebuild()
+
+
 async def test_inner_shapes_that_differ_are_run_apart(open_model: Open, tmp_path: Path) -> None:
     opened = await open_model(models.row_sums(tmp_path))
     await opened.warm_up([1, 2])

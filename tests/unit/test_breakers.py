@@ -317,6 +317,35 @@ async def test_a_session_that_is_broken_for_good_ends_the_worker_at_the_probe(ti
     assert caught.group_contains(SessionBroken)
 
 
+async def test_a_session_that_broke_is_rebuilt_before_the_probe_and_its_jobs_go_back(time: VirtualTime) -> None:
+    async with failing_worker(time) as worker:
+        worker.session.broken = SessionBroken("device-side assert")
+        await worker.take(job_of("a"))
+        await worker.take(job_of("b"))
+        await time.advance(1)
+        assert state(worker) == "open"
+        assert worker.codes() == {}
+        assert worker.steps.held.deliveries == 0
+        assert worker.session.rebuilds == 0
+        await time.advance(5)
+        assert (worker.session.rebuilds, worker.session.probed, state(worker)) == (1, 1, "closed")
+        await worker.take(job_of("c"))
+        await time.advance(1)
+        assert worker.codes() == {"c": "ok"}
+
+
+async def test_a_session_that_cannot_be_rebuilt_ends_the_worker(time: VirtualTime) -> None:
+    async def break_it_for_good() -> None:
+        async with failing_worker(time) as worker:
+            worker.session.broken = worker.session.beyond_repair = SessionBroken("device-side assert")
+            await worker.take(job_of("a"))
+            await time.advance(10)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await break_it_for_good()
+    assert caught.group_contains(SessionBroken)
+
+
 async def test_two_runs_that_were_cut_off_open_it(time: VirtualTime) -> None:
     async with failing_worker(time) as worker:
         time_out(worker, 1)

@@ -395,6 +395,16 @@ def test_bulk_batches_stay_small_only_while_urgent_jobs_come() -> None:
     assert batch.rows == 64
 
 
+def test_a_limit_that_moves_is_followed_at_once() -> None:
+    limits = {"b": 4}
+    policy = Policy(max_rows=lambda bucket: limits[bucket])
+    put_history(policy, 1.0)
+    targets = [policy.target_rows("b")]
+    for limits["b"] in (2, 4):
+        targets.append(policy.target_rows("b"))
+    assert targets == [4, 2, 4]
+
+
 def test_rows_ahead_are_those_of_urgent_jobs_that_are_due_before() -> None:
     policy = Policy()
     policy.put("a", deadline_s=1.0, rows=2)

@@ -51,7 +51,9 @@ def test_the_fake_store_has_every_method_of_the_real_one() -> None:
             assert inspect.signature(getattr(FakeStore, name)) == inspect.signature(method), name
 
 
-async def test_with_redis_away_interactive_jobs_with_a_reply_address_go_on_and_are_counted(time: VirtualTime) -> None:
+async def test_with_redis_away_interactive_jobs_with_a_reply_address_go_on_and_are_counted_and_named(
+    time: VirtualTime, caplog: pytest.LogCaptureFixture
+) -> None:
     async with fake_worker(time) as worker:
         worker.store.go_away()
         await worker.take(job_of("a"))
@@ -59,6 +61,8 @@ async def test_with_redis_away_interactive_jobs_with_a_reply_address_go_on_and_a
         assert worker.codes() == {"a": "ok"}
         assert worker.count("result_unstored") == 1
         assert worker.parked == []
+    (line,) = [one for one in caplog.records if one.getMessage() == "answered without a stored outcome"]
+    assert line.__dict__["jobs"] == ["a"]
 
 
 @pytest.mark.parametrize(("lane", "reply_to"), [("bulk", "reply.me"), ("interactive", None)])

@@ -92,6 +92,13 @@ def test_a_change_of_speed_is_learned_within_a_few_runs() -> None:
     assert table.predict(8) == pytest.approx(0.1, rel=0.1)
 
 
+def test_a_padded_batch_is_predicted_and_learned_as_its_bucket() -> None:
+    table = LatencyTable({4: 0.01, 8: 0.02}, padded=lambda rows: 4 if rows <= 4 else 8)
+    assert (table.predict(1), table.predict(4), table.predict(5)) == (0.01, 0.01, 0.02)
+    assert table.observe(5, 0.03) == pytest.approx(0.5)
+    assert table.snapshot().keys() == {4, 8}
+
+
 def test_a_size_never_seen_before_is_taken_in() -> None:
     table = LatencyTable()
     for rows, run_s in ((8, 0.01), (2, 0.004), (4, 0.006)):

@@ -81,6 +81,12 @@ def test_a_batch_shows_its_real_rows_its_padding_its_reason_and_its_run(metrics:
     assert (value("last_progress_timestamp_seconds") or 0) > 1.7e9
 
 
+def test_shapes_that_find_less_memory_than_others_are_seen(metrics: Metrics, value: Value) -> None:
+    metrics.row_caps("m", shapes=2, lowest_rows=4)
+    assert value("capped_shapes", model="m") == 2
+    assert value("lowest_cap_rows", model="m") == 4
+
+
 def test_a_deadline_that_is_a_service_level_is_a_bucket_bound(metrics: Metrics, value: Value) -> None:
     metrics.total_time("m", "bulk", 0.29)
     assert value("job_duration_seconds_bucket", **AT, le="0.25") == 0
@@ -170,8 +176,8 @@ def test_the_provider_that_runs_stands_beside_the_one_asked_for(metrics: Metrics
 def test_every_event_moves_a_series(metrics: Metrics, registry: CollectorRegistry) -> None:
     samples = {
         "model": "m", "lane": "bulk", "code": "conflict", "jobs": 2, "rows": 2, "payload_bytes": 2, "padded_rows": 1,
-        "waits_s": (2.0,), "seconds": 2.0,
-        "ratio": 0.5, "age_s": 2.0, "run_s": 2.0, "ahead_s": 2.0, "stage": "run", "reason": "deadline",
+        "seconds": 2.0, "waits_s": (2.0,), "ratio": 0.5, "age_s": 2.0, "run_s": 2.0, "ahead_s": 2.0, "stage": "run",
+        "reason": "deadline", "shapes": 2, "lowest_rows": 2,
         "deliveries": 2, "fate": "returned", "operation": "store", "link": "publish", "connected": True,
         "blocked": True, "available": True, "draining": True, "paused": True, "requested": "cuda", "provider": "CPU",
         "nodes_by_provider": {"CPU": 1}, "version": "1", "sha256": "a", "worker": "w", "lanes": ("new",),

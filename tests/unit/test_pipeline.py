@@ -399,6 +399,17 @@ async def test_a_suspect_that_ended_a_worker_alone_is_parked_unrun(time: Virtual
         assert worker.journal[-2:] == ["parked inferq.parking", "acked 1"]
 
 
+async def test_a_suspect_that_breaks_the_session_alone_is_parked(time: VirtualTime) -> None:
+    async with fake_worker(time) as worker:
+        left_behind(worker, "a", "b")
+        worker.session.broken = SessionBroken("device-side assert")
+        await worker.take(job_of("a"), redelivered=True)
+        await time.advance(1)
+        assert worker.codes() == {"a": "inference_failed"}
+        assert [one.headers["inferq-job"] for one in worker.parked] == ["a"]
+        assert [one for one in worker.store.running.values() if one.worker == WORKER] == []
+
+
 async def test_a_job_that_waits_past_its_deadline_is_told_once_stored_and_parked(time: VirtualTime) -> None:
     async with fake_worker(time, session=held_back()) as worker:
         await worker.take(job_of("first"))
@@ -472,22 +483,15 @@ async def test_jobs_that_the_broker_took_back_are_not_run(time: VirtualTime) -> 
         assert len(worker.steps.hand) == 0
 
 
-async def test_a_broken_session_ends_the_worker_and_leaves_its_record_as_evidence(time: VirtualTime) -> None:
-    worker: WorkerOnFakes
-
-    async def break_the_session() -> None:
-        nonlocal worker
-        async with fake_worker(time, session=held_back()) as worker:
-            await worker.take(job_of("a"))
-            worker.session.broken = SessionBroken("device lost")
-            worker.session.gate.set()
-            await time.advance(1)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await break_the_session()
-    assert caught.group_contains(SessionBroken)
-    assert [record.ids for record in worker.store.running.values()] == [{"a"}]
-    assert worker.store.outcomes == {}
+async def test_a_broken_session_gives_its_jobs_back_and_leaves_its_record_as_evidence(time: VirtualTime) -> None:
+    async with fake_worker(time, session=held_back()) as worker:
+        await worker.take(job_of("a"))
+        worker.session.broken = SessionBroken("device lost")
+        worker.session.gate.set()
+        await time.advance(1)
+        assert [record.ids for record in worker.store.running.values()] == [{"a"}]
+        assert worker.store.outcomes == {}
+        assert worker.steps.held.deliveries == 0
 
 
 async def test_draining_gives_back_what_waits_and_finishes_what_runs(time: VirtualTime) -> None:

@@ -283,6 +283,13 @@ async def test_a_parked_job_carries_its_reason_and_no_x_headers(desk: Desk) -> N
     assert desk.registry.get_sample_value("inferq_jobs_parked_total", {"model": "m", "code": "inference_failed"}) == 1
 
 
+async def test_a_job_that_is_parked_because_its_good_answer_reached_nobody_says_so(desk: Desk) -> None:
+    await desk.mover.park(delivery_of(), job_of(), answer("a"))
+    (one,) = desk.publisher.published
+    assert one.headers["inferq-reason"] == "internal"
+    assert "reply queue is gone and Redis could not store the answer" in one.headers["inferq-message"]
+
+
 async def test_headers_that_cannot_be_written_stay_behind_and_parking_says_so(desk: Desk) -> None:
     delivery = delivery_of(headers={"app": b"\xff", "mine": 1}, correlation_id="\ufffd" * 99)
     await desk.mover.park(delivery, job_of(), Result.failed("a", "internal", "boom"))

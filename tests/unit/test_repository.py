@@ -23,6 +23,7 @@ def test_a_model_without_settings_gets_the_defaults(tmp_path: Path) -> None:
     assert (model.max_rows, model.batch, model.fallback) == (None, "probe", True)
     assert model.lanes == ("interactive", "bulk")
     assert model.shared_inputs == frozenset()
+    assert (model.buckets, model.nan) == (None, "pass")
 
 
 def test_the_newest_version_is_the_highest_number_not_the_last_word(tmp_path: Path) -> None:
@@ -64,6 +65,13 @@ def test_a_pinned_fingerprint_is_read_and_one_that_is_none_is_refused(tmp_path: 
         find_models(tmp_path, [])
 
 
+@pytest.mark.parametrize(("toml", "found"), [('"auto"', "auto"), ('"off"', "off"), ("[16, 4]", (16, 4))])
+def test_buckets_and_the_fate_of_nan_are_read(tmp_path: Path, toml: str, found: object) -> None:
+    put(tmp_path, "vad", "3", f'buckets = {toml}\nnan = "fail"\n')
+    (model,) = find_models(tmp_path, [])
+    assert (model.buckets, model.nan) == (found, "fail")
+
+
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
@@ -76,6 +84,12 @@ def test_a_pinned_fingerprint_is_read_and_one_that_is_none_is_refused(tmp_path: 
         ('lanes = ["Fast"]', r"lanes\.0: "),
         ("lanes = []", "lanes: .*at least 1"),
         ("max_rows = ", "cannot be read"),
+        ("buckets = []", r"buckets\.sizes: .*at least 1"),
+        ("buckets = [0]", r"buckets\.sizes\.0: .*greater than or equal to 1"),
+        ('buckets = "on"', r"buckets\.word: .*'auto' or 'off'"),
+        ("max_rows = 8\nbuckets = [4, 16]", "a bucket of 16 rows is above max_rows = 8; change one"),
+        ('batch = "single"\nbuckets = [4]', 'buckets have no meaning with batch = "single"'),
+        ('nan = "drop"', "nan: .*'pass' or 'fail'"),
     ],
 )
 def test_a_bad_model_toml_is_refused_with_its_path_and_the_key(tmp_path: Path, toml: str, message: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,9 @@ from inferq_worker.scheduling.earliest_deadline import EarliestDeadline
 from inferq_worker.scheduling.simulator import Report, Setup, SimulatedJob, simulate
 from inferq_worker.scheduling.size_or_timeout import SizeOrTimeout
 from inferq_worker.scheduling.traces import BURSTS, Arrival, Stream, arrivals, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_ROWS, MAX_WAIT_S = 40, 0.005
 SEEDS = range(10)
@@ -91,6 +95,40 @@ def test_freezing_the_next_batch_early_costs_goodput() -> None:
     late = goodput(runs(overload, seconds=5, seeds=range(2), hand_over_s=0.002))
     early = goodput(runs(overload, seconds=5, seeds=range(2), hand_over_s=0.025))
     assert early < late - 3.0
+
+
+def padded(rows: int) -> int:
+    """The buckets of a device that computes powers of two up to 32, or all 40."""
+    return next(size for size in (1, 2, 4, 8, 16, 32, MAX_ROWS) if size >= rows)
+
+
+def in_buckets(predict_s: Callable[[int], float], rate_per_s: float, allowance_s: float) -> tuple[float, float]:
+    """Goodput in percent, and rows of padding for each real one, where the device pads."""
+    reports = runs(
+        Stream(rate_per_s, (allowance_s,)),
+        seconds=5,
+        seeds=range(3),
+        run_s=lambda rows: run_s(padded(rows)),
+        predict_s=predict_s,
+        policy=lambda: EarliestDeadline(
+            max_rows=MAX_ROWS, max_bytes=1, max_wait_s=MAX_WAIT_S, predict_s=lambda _bucket, rows: predict_s(rows)
+        ),
+    )
+    sizes = sum((report.batch_rows for report in reports), Counter[int]())
+    real = sum(rows * batches for rows, batches in sizes.items())
+    return goodput(reports), sum(padded(rows) * batches for rows, batches in sizes.items()) / real - 1
+
+
+@pytest.mark.parametrize(("rate_per_s", "allowance_s", "least"), [(1_400, 0.03, 85.0), (1_000, 0.02, 81.0)])
+def test_a_policy_that_knows_the_buckets_fills_the_padding_with_real_rows(
+    rate_per_s: float, allowance_s: float, least: float
+) -> None:
+    reached, padding = in_buckets(lambda rows: run_s(padded(rows)), rate_per_s, allowance_s)
+    blind, wasted = in_buckets(run_s, rate_per_s, allowance_s)
+    assert reached >= least
+    assert padding < 0.1
+    assert blind < reached - 15, "asking the table for the real rows would be as good"
+    assert wasted > 0.4
 
 
 def test_a_window_too_small_for_the_deadline_order_costs_goodput() -> None:

@@ -27,7 +27,7 @@ class FakePipeline:
     def __getattr__(self, _command: str) -> Any:
         return self._send
 
-    def _send(self, *_args: object) -> None:
+    def _send(self, *_args: object, **_options: object) -> None:
         self._sent += 1
 
     async def execute(self, raise_on_error: bool) -> list[object]:
@@ -82,3 +82,26 @@ async def test_an_outcome_that_could_not_be_forgotten_is_not_taken_for_the_answe
     store = store_on(registry, ResponseError("no permission"), 1, [CANCELLED.encode()])
     with pytest.raises(StoreUnavailable):
         await store.claim(store.record(["a"]), ["a"], forget=["a"])
+
+
+class LostPipeline(FakePipeline):
+    """Its connection is reset between the connecting and the first bytes, on uvloop."""
+
+    async def execute(self, raise_on_error: bool) -> list[object]:
+        assert not raise_on_error
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+
+class LostRedis(FakeRedis):
+    def pipeline(self, transaction: bool) -> FakePipeline:
+        assert not transaction
+        return LostPipeline([])
+
+
+async def test_a_connection_that_uvloop_has_closed_is_redis_away_and_not_the_end_of_the_worker() -> None:
+    store = Store(cast("Any", LostRedis()), RedisSettings(), WORKER, metrics_of(CollectorRegistry()))
+
+    with pytest.raises(StoreUnavailable, match="the handler is closed"):
+        await store.beat()
+
+    assert not store.up

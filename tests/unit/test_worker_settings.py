@@ -50,6 +50,20 @@ def test_one_file_serves_client_and_worker(tmp_path: Path) -> None:
     assert load_settings(ClientSettings).client.deadline_s == 5
 
 
+@pytest.mark.parametrize(("given", "buckets"), [("off", "off"), ("[16, 4]", [16, 4]), ("16,4", [16, 4])])
+def test_buckets_are_a_word_or_sizes_from_wherever_they_come(
+    monkeypatch: pytest.MonkeyPatch, given: str, buckets: object
+) -> None:
+    assert load().runtime.buckets == "auto"
+    assert load(f"runtime.buckets={given}").runtime.buckets == buckets
+    monkeypatch.setenv("INFERQ_RUNTIME__BUCKETS", given)
+    assert load().runtime.buckets == buckets
+
+
+def test_a_bucket_of_no_rows_is_refused() -> None:
+    assert "runtime.buckets" in refusal("runtime.buckets=[0]")
+
+
 def test_the_defaults_are_those_of_the_design() -> None:
     settings = load()
     assert settings.role == "gpu"

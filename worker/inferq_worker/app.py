@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -46,7 +46,7 @@ from inferq_worker.windows import Window
 from inferq_worker.wiring import Steps, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from inferq.pauses import Pause
     from inferq_worker.device import Device
@@ -278,13 +278,17 @@ class Worker:
         )
         first_rows = self._settings.lanes.interactive_window
         window = Window(max_rows=info.max_rows, first_rows=first_rows)
-        return ServedModel(file, session, LatencyTable(seconds), window)
+        return ServedModel(file, session, LatencyTable(seconds, info.padded), window)
 
     def _observe(self) -> None:
         """Once a second: figures of what is held, and windows that follow the measured rate."""
         if self._steps is None:
             return
         self._steps.hand.observe()
+        for name, served in self._models.items():
+            caps = served.session.row_caps
+            lowest_rows = min(caps.values(), default=served.session.info.max_rows)
+            self._metrics.row_caps(name, shapes=len(caps), lowest_rows=lowest_rows)
         for consumer in self._broker.consumers:
             model = self._models.get(consumer.lane.model)
             if model is not None and consumer.lane.rank == 0:
@@ -409,6 +413,8 @@ class Worker:
                     "inputs": [_spec(spec) for spec in model.session.info.inputs],
                     "outputs": [_spec(spec) for spec in model.session.info.outputs],
                     "max_rows": model.session.info.max_rows,
+                    "buckets": list(model.session.info.buckets),
+                    "row_caps": {_shapes(shapes): rows for shapes, rows in model.session.row_caps.items()},
                     "run_ms_by_rows": {rows: run_s * 1000 for rows, run_s in model.latency.snapshot().items()},
                     "breaker": self._steps.breakers.status(name) if self._steps else None,
                 }
@@ -433,8 +439,15 @@ def _spec(spec: TensorSpec) -> str:
     return f"{spec.name}: {spec.dtype} [{', '.join(['n', *sizes[1:]]) if sizes else ''}]"
 
 
+def _shapes(shapes: Hashable) -> str:
+    """The inner shapes of the batched inputs in one line, such as `[3, 224, 224] [2]`."""
+    return " ".join(str(list(shape)) for shape in cast("tuple[tuple[int, ...], ...]", shapes))
+
+
 def _warm_up_rows(info: SessionInfo) -> list[int]:
-    """Powers of two up to the largest run, and that one; a fixed batch is the only size there is."""
+    """Every size there is: a fixed batch or the buckets; of any size, powers of two up to the largest, and that one."""
     if info.fixed_rows is not None:
         return [info.fixed_rows]
+    if info.buckets:
+        return list(info.buckets)
     return sorted({info.max_rows, *(1 << power for power in range(info.max_rows.bit_length()))})

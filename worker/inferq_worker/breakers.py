@@ -40,6 +40,7 @@ class _Guard:
         paused: whether its lanes are known to be silent.
         waiting: to be called once they are.
         timer: of the next probe.
+        broken: its session is to be rebuilt before it is probed.
     """
 
     session: Session
@@ -47,6 +48,7 @@ class _Guard:
     paused: bool = False
     waiting: list[Callable[[], None]] = field(default_factory=list)
     timer: Timer | None = None
+    broken: bool = False
 
 
 class Breakers:
@@ -104,6 +106,13 @@ class Breakers:
         else:
             opened = (failed or answered) and breaker.ran(now_s, failed=not answered, run_s=report.run_s)
         if opened:
+            self._opened(model)
+
+    def broke(self, model: str) -> None:
+        """The model's session broke under a run: it is rebuilt before the probe, while nothing of the model runs."""
+        guard = self._guards[model]
+        guard.broken = True
+        if guard.breaker.broke(self._clock.now()):
             self._opened(model)
 
     def when_paused(self, model: str, act: Callable[[], None]) -> None:
@@ -183,6 +192,10 @@ class Breakers:
 
     async def _probe(self, model: str) -> None:
         guard = self._guards[model]
+        if guard.broken:
+            await guard.session.rebuild()
+            guard.broken = False
+            _log.warning("session.rebuilt", model=model)
         report = await self._ask(guard.session)
         if report is None or self._closed:
             return

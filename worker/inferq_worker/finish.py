@@ -96,7 +96,7 @@ class Finisher:
         except StoreUnavailable:
             urgent = [answer for answer in firm if _goes_on_without_store(answer)]
             patient = [answer for answer in firm if not _goes_on_without_store(answer)]
-            self._metrics.result_unstored(len(urgent))
+            self._tell_unstored(urgent)
             finals += [_Final(answer, answer.result, stored=False) for answer in urgent]
             if patient:
                 self._tasks.spawn(self._finish_once_stored(patient, record))
@@ -107,6 +107,13 @@ class Finisher:
         else:
             await self.abandon(None)
         await self._tell(finals)
+
+    def _tell_unstored(self, answers: Sequence[Answer]) -> None:
+        """Count and name answers that Redis will not know: a counter ends with its process, a log line does not."""
+        self._metrics.result_unstored(len(answers))
+        if answers:
+            ids = [answer.result.id for answer in answers]
+            _log.warning("answered without a stored outcome", extra={"jobs": ids})
 
     async def abandon(self, record: RunRecord | None) -> None:
         """Remove the record of a run before anything is stored: it did not take place, or its suspect survived it.

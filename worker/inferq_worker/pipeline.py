@@ -17,7 +17,7 @@ from inferq_schemas import BatchInfo
 from inferq_worker.answer import RunTimes
 from inferq_worker.attend import Attendant
 from inferq_worker.errors import StoreUnavailable
-from inferq_worker.runtime import DeviceLost, RowError
+from inferq_worker.runtime import DeviceLost, RowError, RunReport, SessionBroken
 from inferq_worker.scheduling import Batch
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.outbox import Outbox
     from inferq_worker.poison import RunRecord
-    from inferq_worker.runtime import RunReport
     from inferq_worker.scheduling import Batcher, Clock, RunningP95
     from inferq_worker.served import ServedModel
     from inferq_worker.store import Store
@@ -190,8 +189,27 @@ class Pipeline:
                     self._hand.give_back(item)
             if record is not None:
                 await self._finisher.abandon(record)
+        except SessionBroken as error:
+            await self._salvage(batch, record, closed_s, error)
         finally:
             self._room.release()
+
+    async def _salvage(self, batch: Batch[WorkItem], record: RunRecord | None, closed_s: float, why: Exception) -> None:
+        """The session broke under a batch. A suspect that was alone with it is convicted, all others get away.
+
+        Their record stays as evidence: whichever other worker gets one of them runs it alone.
+        """
+        model = batch.items[0].job.model
+        _log.critical("session.broken", model=model, jobs=len(batch.items), reason=str(why))
+        self._breakers.broke(model)
+        if batch.reason == "solo":
+            convicted = RowError("inference_failed", "the job ran by itself and broke the session that ran it")
+            report = RunReport((convicted,), 0.0, 0, 0)
+            await self._bring_out(batch, report, record, RunTimes(closed_s, time.monotonic()))
+            return
+        for item in batch.items:
+            if item in self._hand:
+                self._evacuation.takes(item)
 
     async def _run(
         self, batch: Batch[WorkItem], record: RunRecord | None, run: Run

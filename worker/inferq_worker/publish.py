@@ -50,6 +50,10 @@ DIRECT_REPLY = "amq.rabbitmq.reply-to."
 _BUNDLE_RESULTS = 64
 _ENVELOPE_BYTES = 64 * 1024
 """Room for everything in a reply besides the data of its outputs."""
+_TOLD_NOBODY = (
+    "the job was answered, but its reply queue is gone and Redis could not store the answer; requeue it to have it "
+    "answered again"
+)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 5.0
 _REFUSED_RETRY_MAX_S = 0.5
 
@@ -201,7 +205,7 @@ class Mover:
         note = f" ({dropped} headers of the sender were left out)" if dropped else ""
         headers |= {
             "inferq-reason": error.code if error else "internal",
-            "inferq-message": (error.message if error else "")[:500] + note,
+            "inferq-message": (error.message if error else _TOLD_NOBODY)[:500] + note,
             "inferq-job": result.id,
             "inferq-parked-unix-ms": int(time.time() * 1000),
         }

@@ -10,12 +10,10 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
-
 from inferq.keys import done_channel, input_key, output_key, paused_key, result_key
 from inferq.outcome import Outcome, decode_outcome
 from inferq.pauses import decode_pauses
-from inferq.redis_pools import redis_problem
+from inferq.redis_pools import REDIS_ERRORS, redis_problem
 from inferq_schemas import ContractError
 from inferq_worker.cpu import CpuWorker
 from inferq_worker.errors import StoreUnavailable
@@ -261,7 +259,7 @@ class Store:
             raise StoreUnavailable(f"redis is away: {self.last_error}")
         try:
             answer = await command
-        except (RedisError, OSError, TimeoutError) as error:
+        except REDIS_ERRORS as error:
             self.last_error = redis_problem(error, self._settings, first=not self._answered)
             self._up.clear()
             self._metrics.store_error(operation)

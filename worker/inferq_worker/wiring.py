@@ -149,8 +149,9 @@ def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel], after: 
     batching = settings.batching
 
     def max_rows(bucket: Hashable) -> int:
-        info = _model(models, bucket).session.info
-        return info.max_rows if info.batchable else 1
+        session = _model(models, bucket).session
+        _, shapes = cast("tuple[str, tuple[Hashable, ...]]", bucket)
+        return session.max_rows(shapes) if session.info.batchable else 1
 
     def predict_s(bucket: Hashable, rows: int) -> float | None:
         """Until the answer is out, in about four of five cases: what a deadline is compared with.

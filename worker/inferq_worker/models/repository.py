@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from inferq_schemas.job import MODEL_PATTERN
 from inferq_schemas.topology import DEFAULT_LANES, LANE_PATTERN
@@ -20,6 +20,13 @@ MODEL_FILE = "model.onnx"
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FILE_VERSION = "1"
 _NAME_CHARS = 64
+
+BucketSizes: TypeAlias = Annotated[
+    Annotated[Literal["auto", "off"], Tag("word")]
+    | Annotated[list[Annotated[int, Field(ge=1, le=65_536)]], Field(min_length=1), Tag("sizes")],
+    Discriminator(lambda value: "sizes" if isinstance(value, list | tuple) else "word"),
+]
+"""What runs are padded to: `auto` (powers of two on a GPU, nothing on the CPU), `off`, or sizes in rows."""
 
 
 class RepositoryError(Exception):
@@ -41,6 +48,8 @@ class ModelFile:
         batch: how far its batch axis is trusted: `probe` proves it at load, `trust` takes the model's word, `single`
             runs every job alone and whole.
         sha256: what the file, and its external data, must be; None = anything.
+        buckets: sizes that its runs are padded to, as `runtime.buckets`, which None leaves it to.
+        nan: `fail` refuses a job whose float outputs hold NaN or infinity; `pass` hands them on.
     """
 
     name: str
@@ -52,6 +61,8 @@ class ModelFile:
     lanes: tuple[str, ...] = DEFAULT_LANES
     batch: Literal["probe", "trust", "single"] = "probe"
     sha256: str | None = None
+    buckets: Literal["auto", "off"] | tuple[int, ...] | None = None
+    nan: Literal["pass", "fail"] = "pass"
 
     @property
     def toml(self) -> Path:
@@ -68,6 +79,18 @@ class _ModelToml(BaseModel):
     lanes: list[Annotated[str, Field(pattern=LANE_PATTERN)]] = Field(list(DEFAULT_LANES), min_length=1)
     batch: Literal["probe", "trust", "single"] = "probe"
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    buckets: BucketSizes | None = None
+    nan: Literal["pass", "fail"] = "pass"
+
+    @model_validator(mode="after")
+    def _buckets_can_be_used(self) -> Self:
+        if not isinstance(self.buckets, list):
+            return self
+        if self.batch == "single":
+            raise ValueError('buckets have no meaning with batch = "single", where no run is padded; remove one')
+        if self.max_rows is not None and max(self.buckets) > self.max_rows:
+            raise ValueError(f"a bucket of {max(self.buckets)} rows is above max_rows = {self.max_rows}; change one")
+        return self
 
 
 def find_models(models_dir: Path | None, files: Sequence[str], *, every_version: bool = False) -> tuple[ModelFile, ...]:
@@ -169,6 +192,8 @@ def _describe(name: str, version: str, path: Path) -> ModelFile:
         lanes=tuple(dict.fromkeys(settings.lanes)),
         batch=settings.batch,
         sha256=settings.sha256,
+        buckets=tuple(settings.buckets) if isinstance(settings.buckets, list) else settings.buckets,
+        nan=settings.nan,
     )
 
 
@@ -189,5 +214,7 @@ def _read_toml(path: Path) -> _ModelToml:
         return _ModelToml.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if not first["loc"]:
+            raise RepositoryError(f"{path}: {first['ctx']['error']}") from error
         where = ".".join(str(part) for part in first["loc"])
         raise RepositoryError(f"{path}: {where}: {first['msg']} (found {first['input']!r})") from error

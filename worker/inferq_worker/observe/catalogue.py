@@ -25,7 +25,7 @@ DEADLINE_STAGES = ("broker", "admit", "compose", "run")
 DIVERT_REASONS = ("deadline", "overrun", "timeout", "breaker")
 BREAKER_STATES = ("closed", "half_open", "open")
 BREAKER_TRANSITIONS = (
-    *(("open", reason) for reason in ("failures", "errors", "slow", "timeouts", "probe_failed")),
+    *(("open", reason) for reason in ("failures", "errors", "slow", "timeouts", "broken", "probe_failed")),
     ("half_open", "waited"),
     ("closed", "probe_passed"),
 )
@@ -125,6 +125,10 @@ class Catalogue:
         self.batches = self._counter("batches", "Batches released, by why.", "model", "reason")
         self.batch_rows = self._histogram("batch_rows", "Real rows in a batch.", _ROW_BOUNDS, "model")
         self.padded_rows = self._counter("padded_rows", "Rows computed only to fill a batch.", "model")
+        self.capped_shapes = self._gauge(
+            "capped_shapes", "Input shapes whose batches are kept small, as larger ones found no memory.", "model"
+        )
+        self.lowest_cap = self._gauge("lowest_cap_rows", "Largest batch of the most limited input shape.", "model")
         self.run_time = self._histogram(
             "inference_duration_seconds", "One run of the session.", _RUN_BOUNDS_S, "model", "role"
         )
@@ -202,6 +206,8 @@ class Catalogue:
         self.breaker_state.create((model,), BREAKER_STATES)
         for state, reason in BREAKER_TRANSITIONS:
             self.breaker_transitions(model, state, reason)
+        for limit in (self.capped_shapes, self.lowest_cap):
+            limit.create((model,))
         self.batches.create((model,), BATCH_REASONS)
         self.batch_rows.create((model,))
         self.run_time.create((model,), (role,))

@@ -171,6 +171,12 @@ class Metrics:
         self._all.run_time(model, self._role).observe(run_s)
         self._all.progress().set_to_current_time()
 
+    def row_caps(self, model: str, *, shapes: int, lowest_rows: int) -> None:
+        """How many input shapes have a cap on their batches, and the largest batch of the most limited one."""
+        model = self._model(model)
+        self._all.capped_shapes(model).set(shapes)
+        self._all.lowest_cap(model).set(lowest_rows)
+
     def prediction_error(self, model: str, ratio: float) -> None:
         """A run took this much longer than predicted: 0.5 means one and a half times as long."""
         self._all.prediction_error(self._model(model)).observe(ratio)

@@ -35,6 +35,7 @@ class Trip(Enum):
     ERRORS = "errors"
     SLOW = "slow"
     TIMEOUTS = "timeouts"
+    BROKEN = "broken"
     PROBE_FAILED = "probe_failed"
 
 
@@ -111,6 +112,13 @@ class Breaker:
     def timed_out(self, now_s: float) -> bool:
         """Count a run that was cut off at its time limit; whether that opened it."""
         return self._count(Tally(1, 1, 1, 1), now_s)
+
+    def broke(self, now_s: float) -> bool:
+        """The session broke under a run; whether that opened it."""
+        if self.state is not State.CLOSED:
+            return False
+        self._open(Trip.BROKEN, now_s)
+        return True
 
     def tally(self, now_s: float) -> Tally:
         """What has run within the window since it closed."""

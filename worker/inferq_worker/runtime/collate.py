@@ -1,11 +1,12 @@
 """Items to feeds and back: checks each item, packs rows into native runs, gathers them, hands the answers out again.
 
-Copies: none for a run of one contiguous item; otherwise one gather into a buffer that lives as long as the collator.
+Copies: none for a run of one contiguous item that needs no padding; otherwise one gather into a buffer that lives as
+long as the collator.
 Answers are views into the outputs of the run. Knows nothing of threads or sessions; one collator serves one thread.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,8 +97,13 @@ def _shape_problem(array: Array, spec: TensorSpec) -> str:
     return f"has the shape {list(array.shape)}; the model wants [{readable}]"
 
 
-def plan(feeds: Sequence[Feeds], rows: Mapping[int, int], info: SessionInfo) -> list[tuple[Piece, ...]]:
-    """Pack items into native runs of at most `max_rows` (or exactly up to `fixed_rows`) rows, in order.
+def plan(
+    feeds: Sequence[Feeds],
+    rows: Mapping[int, int],
+    info: SessionInfo,
+    limit: Callable[[Hashable], int] | None = None,
+) -> list[tuple[Piece, ...]]:
+    """Pack items into native runs of at most so many rows as their shape allows, in order.
 
     Only items of the same inner shapes and shared scalars meet in a run. An item that fits is kept whole; a larger one
     is cut, its last rows sharing a run with what follows.
@@ -106,14 +112,22 @@ def plan(feeds: Sequence[Feeds], rows: Mapping[int, int], info: SessionInfo) -> 
         feeds: all items.
         rows: rows of each item to run, by its number; items left out are not run.
         info: limits of the model.
+        limit: inner shapes (see `inner_shapes`) -> most rows of a run; None = `max_rows` for all.
     """
     if not info.batchable:
         return [(Piece(item, 0, count),) for item, count in rows.items()]
     groups: dict[object, list[int]] = {}
     for item in rows:
         groups.setdefault(_company(feeds[item], info), []).append(item)
-    limit = info.fixed_rows or info.max_rows
-    return [run for items in groups.values() for run in _pack(items, rows, limit)]
+    runs: list[tuple[Piece, ...]] = []
+    for items in groups.values():
+        runs += _pack(items, rows, limit(inner_shapes(feeds[items[0]], info)) if limit else info.max_rows)
+    return runs
+
+
+def inner_shapes(feeds: Feeds, info: SessionInfo) -> Hashable:
+    """Shapes of one row, input by input, shared scalars left out: what its need of memory goes by."""
+    return tuple(feeds[spec.name].shape[1:] for spec in info.inputs if spec.name not in info.shared)
 
 
 def _pack(items: Iterable[int], rows: Mapping[int, int], limit: int) -> list[tuple[Piece, ...]]:
@@ -149,9 +163,9 @@ class Collator:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, pieces: Sequence[Piece], feeds: Sequence[Feeds]) -> Feeds:
-        """Build the feeds of one run, padded to the fixed batch by repeating the last row."""
+        """Build the feeds of one run, padded to the fixed batch or the next bucket by repeating the last row."""
         rows = sum(piece.rows for piece in pieces)
-        target = rows if self._info.fixed_rows is None else self._info.fixed_rows
+        target = self._info.padded(rows)
         first = feeds[pieces[0].item]
         collated: dict[str, Array] = {}
         for spec in self._info.inputs:
@@ -191,7 +205,7 @@ def share_out(outputs: Feeds, pieces: Sequence[Piece], info: SessionInfo) -> lis
     if not info.batchable:
         return [outputs]
     rows = sum(piece.rows for piece in pieces)
-    computed = rows if info.fixed_rows is None else info.fixed_rows
+    computed = info.padded(rows)
     for name, array in outputs.items():
         if array.ndim == 0 or array.shape[0] != computed:
             raise RowsMixed(f"output {name!r} has the shape {list(array.shape)} for {computed} rows in")

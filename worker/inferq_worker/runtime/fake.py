@@ -1,7 +1,7 @@
 """A session without ONNX Runtime, for tests of everything that stands on one. It keeps the promises of `Session`."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from inferq_worker.runtime.interface import (
     Feeds,
@@ -47,6 +47,9 @@ class FakeSession:
         broken: when set, every run raises it.
         probes: what the next probes report; then all goes well.
         probed: how many began; they wait at the gate as well.
+        rebuilds: how often it was rebuilt.
+        beyond_repair: when set, rebuilding raises it.
+        row_caps: inner shapes -> most rows that it claims to find memory for.
     """
 
     def __init__(
@@ -69,6 +72,9 @@ class FakeSession:
         self.broken: SessionBroken | None = None
         self.probes: list[RunReport] = []
         self.probed = 0
+        self.rebuilds = 0
+        self.beyond_repair: SessionBroken | None = None
+        self.row_caps: dict[Hashable, int] = {}
         self._answer = answer
         self._turns = asyncio.Semaphore(slots)
         self.run_s = run_s
@@ -98,6 +104,10 @@ class FakeSession:
         rows = sum(int(item[first].shape[0]) for item in wanted)
         return RunReport(tuple(self._answer(item) for item in feeds), run_s, rows, 0)
 
+    def max_rows(self, shapes: Sequence[Hashable]) -> int:
+        """As many as ever, or what `row_caps` says of the shapes."""
+        return self.row_caps.get(tuple(shapes), self.info.max_rows)
+
     async def _begin(self, feeds: tuple[Feeds, ...]) -> None:
         self.calls.append(feeds)
         self.running += 1
@@ -118,6 +128,13 @@ class FakeSession:
         if self.broken is not None:
             raise self.broken
         return self.probes.pop(0) if self.probes else RunReport(({},), self.run_s, 1, 0)
+
+    async def rebuild(self) -> None:
+        """Be whole again."""
+        self.rebuilds += 1
+        if self.beyond_repair is not None:
+            raise self.beyond_repair
+        self.broken = None
 
     async def close(self) -> None:
         """Refuse further runs."""

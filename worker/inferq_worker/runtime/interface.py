@@ -3,7 +3,7 @@
 Everything here is plain data and one protocol. ONNX Runtime stays behind `ort.py`, so that a fake session can stand in.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -49,6 +49,7 @@ class SessionInfo:
         sha256: of the model file followed by its external data files, hexadecimal.
         max_rows: most rows of one native run.
         batchable: False when every item runs alone and whole (`batch = "single"`).
+        buckets: sizes in rows that runs are padded to, ascending, the last of them `max_rows`; empty = not padded.
         warning: for people, when the wish was not granted; empty otherwise. The caller logs it.
         cache: what part the cache on disk took in the load: `off`, `reused`, `built` or `failed`.
         load_s: seconds that ONNX Runtime took to load the model.
@@ -69,11 +70,20 @@ class SessionInfo:
     cache: Literal["off", "reused", "built", "failed"] = "off"
     load_s: float = 0.0
     notes: tuple[str, ...] = ()
+    buckets: tuple[int, ...] = ()
 
     @property
     def degraded(self) -> bool:
         """Whether something else than the requested provider runs the model."""
         return self.provider != self.requested_provider
+
+    def padded(self, rows: int) -> int:
+        """Rows that the device computes for so many: what does not fill a run is padded to the next bucket."""
+        sizes = self.buckets if self.fixed_rows is None else (self.fixed_rows,)
+        if not sizes:
+            return rows
+        full, rest = divmod(rows, sizes[-1])
+        return full * sizes[-1] + (next(size for size in sizes if size >= rest) if rest else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ class RunReport:
         answers: answer i belongs to item i. Arrays are views into the outputs of the run, never of a reused buffer.
         run_s: seconds inside the native calls, all of them together; collation and splitting are not in it.
         rows: rows of the items that were run, failed ones included; items refused before the run are not counted.
-        padded_rows: rows computed on top of those to fill a fixed batch, over all native calls.
+        padded_rows: rows computed on top of those to fill a fixed batch or a bucket, over all native calls.
         timed_out: it ran into its limit; items that have no answer yet carry `inference_timeout`.
         wedged: it did not even end when told to: its thread and its slot of the device are lost.
     """
@@ -192,6 +202,32 @@ class Session(Protocol):
 
         Raises:
             DeviceLost, SessionBroken: as `run`.
+        """
+        ...
+
+    def max_rows(self, shapes: Sequence[Hashable]) -> int:
+        """Most rows of one run now: fewer than `info.max_rows` while more of that shape do not find memory.
+
+        Args:
+            shapes: the inner shape of each input, in the order of the inputs; whatever stands for a shared one.
+        """
+        ...
+
+    @property
+    def row_caps(self) -> Mapping[Hashable, int]:
+        """Inner shapes of the batched inputs -> most rows that find memory, where those are fewer than usual."""
+        ...
+
+    async def rebuild(self) -> None:
+        """Load the same model again and warm it up as before, after a `SessionBroken`. Runs asked for meanwhile wait.
+
+        Once: a session that breaks within a minute of it stays broken. Let go of the `SessionBroken` first: through its
+        traceback it holds the broken engine, and with it memory of the device. Calls at the same time share one
+        attempt; cancelling one stops the waiting, not the attempt.
+
+        Raises:
+            SessionBroken: it cannot be rebuilt, or broke again so soon. End the process: a fresh one has a fresh
+                device.
         """
         ...
 

@@ -7,6 +7,7 @@ asked for, and every foreign exception becomes one of ours here.
 import importlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import metadata
@@ -17,6 +18,7 @@ from typing import Any
 
 from inferq_worker.runtime import providers, tensorrt
 from inferq_worker.runtime.binding import can_bind
+from inferq_worker.runtime.buckets import buckets
 from inferq_worker.runtime.cache import DiskCache
 from inferq_worker.runtime.engine import OrtEngine, OrtRun, specs
 from inferq_worker.runtime.interface import ModelRefused, RuntimeUnavailable, TensorSpec
@@ -138,14 +140,15 @@ def open_engine(
         nodes[part.ep_name] += len(part.get_nodes())
     engine = OrtEngine(loader.ort, session, path.name)
     if provider != CPU:
-        graph_sizes = _graph_sizes(path, engine, dict(nodes), max_rows) if settings.cuda_graphs else frozenset()
+        sizes = buckets("auto" if settings.buckets == "off" else settings.buckets, max_rows, on_cpu=False)
+        graph_sizes = _graph_sizes(path, engine, dict(nodes), sizes) if settings.cuda_graphs else frozenset()
         engine.bind(graph_sizes, ("cuda", settings.device_id))
     load_s = perf_counter() - started_s
     return engine, Placement(provider, requested, dict(nodes), warning, opened.use, load_s, opened.notes)
 
 
-def _graph_sizes(path: Path, engine: OrtEngine, nodes: dict[str, int], max_rows: int) -> frozenset[int]:
-    """Batch sizes to capture: powers of two, and the largest.
+def _graph_sizes(path: Path, engine: OrtEngine, nodes: dict[str, int], sizes: Sequence[int]) -> frozenset[int]:
+    """Batch sizes to capture: a fixed batch, or `sizes`.
 
     Raises:
         ModelRefused: the model has no fixed shapes, or parts of it run elsewhere.
@@ -160,9 +163,7 @@ def _graph_sizes(path: Path, engine: OrtEngine, nodes: dict[str, int], max_rows:
     if elsewhere or not can_bind(engine.inputs + engine.outputs):
         raise ModelRefused(f"{path}: a CUDA graph needs all nodes on the GPU; elsewhere are {elsewhere}; {mend}")
     fixed = {spec.shape[0] for spec in engine.inputs if spec.shape and spec.shape[0] is not None}
-    return frozenset(size for size in fixed if size) or frozenset(
-        {max_rows, *(1 << power for power in range(max_rows.bit_length()))}
-    )
+    return frozenset(size for size in fixed if size) or frozenset(sizes)
 
 
 class _Loader:

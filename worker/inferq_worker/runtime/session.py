@@ -5,35 +5,39 @@ buffers are held by the thread that uses them, so cancelling whoever waits frees
 """
 
 import asyncio
+import gc
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import perf_counter
 from typing import Any, TypeVar
 
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime import onnxfile, ort, signature
-from inferq_worker.runtime.collate import Collator, Piece, RowsMixed, check, join, plan, share_out
+from inferq_worker.runtime.buckets import buckets
+from inferq_worker.runtime.caps import RowCaps
+from inferq_worker.runtime.collate import (
+    Collator,
+    RowsMixed,
+)
 from inferq_worker.runtime.interface import (
     Engine,
     Feeds,
     ModelRefused,
-    NativeRun,
     RowError,
     RunFailed,
     RunReport,
-    RunStopped,
+    RuntimeUnavailable,
     RunWatcher,
     Session,
     SessionBroken,
     SessionInfo,
     TensorSpec,
 )
-from inferq_worker.runtime.isolate import isolate
 from inferq_worker.runtime.probe import PROBE_ROWS, Probe, Unprobeable, row_count, take
+from inferq_worker.runtime.runs import Runs
 from inferq_worker.runtime.settings import RuntimeSettings
-from inferq_worker.runtime.turns import Turn, Turns, WatchedTurn
+from inferq_worker.runtime.turns import Turns, WatchedTurn
 
 __all__ = [
     "Feeds",
@@ -49,6 +53,8 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_REST_S = 60.0
+"""A session that breaks so soon after it was rebuilt is beyond help in this process."""
 
 
 async def open_session(
@@ -76,13 +82,15 @@ async def open_session(
 
 
 def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns | None) -> "OrtSession":
-    facts = onnxfile.read_facts(model.path)
-    if not config.trust_models:
-        onnxfile.refuse_compiled_nodes(model.path, facts)
-    identity = onnxfile.identify(model.path, facts)
-    _check_pin(model, identity.sha256)
-    engine, placement = ort.open_engine(model.path, config, identity, model.max_rows or max_rows)
+    if model.buckets is not None:
+        wish = model.buckets if isinstance(model.buckets, str) else list(model.buckets)
+        config = config.model_copy(update={"buckets": wish})
+    engine, placement, sha256 = _open(model, config, max_rows)
     fixed = signature.fixed_rows(model, engine.inputs, engine.outputs)
+    most_rows = fixed or model.max_rows or max_rows
+    on_cpu = placement.provider == ort.PROVIDER_NAMES["cpu"]
+    sizes = buckets(config.buckets, most_rows, on_cpu=on_cpu)
+    batchable = model.batch != "single"
     info = SessionInfo(
         inputs=engine.inputs,
         outputs=engine.outputs,
@@ -91,16 +99,43 @@ def _load(model: ModelFile, config: RuntimeSettings, max_rows: int, turns: Turns
         provider=placement.provider,
         requested_provider=placement.requested_provider,
         nodes_by_provider=placement.nodes_by_provider,
-        sha256=identity.sha256,
-        max_rows=fixed or model.max_rows or max_rows,
-        batchable=model.batch != "single",
+        sha256=sha256,
+        max_rows=most_rows,
+        batchable=batchable,
+        buckets=sizes if batchable and fixed is None else (),
         warning=placement.warning,
         cache=placement.cache,
         load_s=placement.load_s,
         notes=placement.notes,
     )
-    turns = turns or Turns(config.slots if placement.provider == ort.PROVIDER_NAMES["cpu"] else 1)
-    return OrtSession(model, engine, info, turns=turns, limit_s=config.run_limit_s, grace_s=config.stop_grace_s)
+    turns = turns or Turns(config.slots if on_cpu else 1)
+    reopen = partial(_reopen, model, config, info)
+    return OrtSession(
+        model, engine, info, turns=turns, limit_s=config.run_limit_s, grace_s=config.stop_grace_s, reopen=reopen
+    )
+
+
+def _open(model: ModelFile, config: RuntimeSettings, max_rows: int) -> tuple[Engine, ort.Placement, str]:
+    """The engine, where it landed, and the fingerprint of its files."""
+    facts = onnxfile.read_facts(model.path)
+    if not config.trust_models:
+        onnxfile.refuse_compiled_nodes(model.path, facts)
+    identity = onnxfile.identify(model.path, facts)
+    _check_pin(model, identity.sha256)
+    engine, placement = ort.open_engine(model.path, config, identity, model.max_rows or max_rows)
+    return engine, placement, identity.sha256
+
+
+def _reopen(model: ModelFile, config: RuntimeSettings, info: SessionInfo) -> Engine:
+    """The same model once more: whatever else came of it could not be answered for under the old name."""
+    # What still holds the broken engine are cycles of exceptions and frames; its memory on the device goes with it.
+    gc.collect()
+    engine, placement, sha256 = _open(model, config, info.max_rows)
+    if placement.provider != info.provider:
+        raise RuntimeUnavailable(f"it ran on {info.provider} and would now run on {placement.provider}")
+    if sha256 != info.sha256:
+        raise ModelRefused(f"{model.path} is not the file any more that was loaded at the start")
+    return engine
 
 
 def _check_pin(model: ModelFile, sha256: str) -> None:
@@ -124,6 +159,7 @@ class OrtSession:
         turns: of the device.
         limit_s: a native run that lasts longer is told to end.
         grace_s: one that has not ended so long after that is given up for lost.
+        reopen: loads the same graph once more, on the calling thread; None = it cannot be rebuilt.
     """
 
     def __init__(
@@ -135,6 +171,7 @@ class OrtSession:
         turns: Turns | None = None,
         limit_s: float = 30.0,
         grace_s: float = 5.0,
+        reopen: Callable[[], Engine] | None = None,
     ) -> None:
         self._model = model
         self._engine: Engine | None = engine
@@ -142,6 +179,12 @@ class OrtSession:
         self._turns = turns or Turns(1)
         self._limit_s = limit_s
         self._grace_s = grace_s
+        self._reopen = reopen
+        self._closed = False
+        self._warm_rows: tuple[int, ...] = ()
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._rebuilt_s: float | None = None
+        self._caps = RowCaps(info.max_rows, info.buckets)
         slots = self._turns.count + 1
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix=f"infer-{model.name}")
         self._in_flight: set[asyncio.Future[Any]] = set()
@@ -158,21 +201,31 @@ class OrtSession:
 
     async def warm_up(self, rows: Sequence[int]) -> Mapping[int, float]:
         """See `Session.warm_up`."""
+        self._warm_rows = tuple(rows)
+        return await self._warm()
+
+    async def _warm(self) -> Mapping[int, float]:
         self._sample = sample = await asyncio.shield(self._in_thread(partial(_prove, self._model)))
         if sample is None:
             return {}
-        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, sample, tuple(rows))))
+        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, sample, self._warm_rows)))
 
     async def probe(self, watcher: RunWatcher | None = None) -> RunReport:
         """See `Session.probe`."""
         if self._sample is None:
             return RunReport((), 0.0, 0, 0)
-        return await self.run(_items(self._sample, self._info.max_rows, self._info), watcher)
+        # Whatever made-up numbers lead to: they are not answers.
+        return await self._answer(_items(self._sample, self._info.max_rows, self._info), watcher, finite=False)
 
     async def run(self, feeds: Sequence[Feeds], watcher: RunWatcher | None = None) -> RunReport:
         """See `Session.run`."""
+        return await self._answer(feeds, watcher, finite=self._model.nan == "fail")
+
+    async def _answer(self, feeds: Sequence[Feeds], watcher: RunWatcher | None, *, finite: bool) -> RunReport:
+        if self._rebuilding is not None:
+            await asyncio.shield(self._rebuilding)
         turn = WatchedTurn(self._turns, watcher, limit_s=self._limit_s, grace_s=self._grace_s)
-        future = self._in_thread(partial(_Work.answer, feeds=tuple(feeds), turn=turn))
+        future = self._in_thread(partial(Runs.answer, feeds=tuple(feeds), turn=turn, finite=finite))
         try:
             either: set[asyncio.Future[Any]] = {future, turn.wedged}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -185,18 +238,64 @@ class OrtSession:
         lost = RowError("inference_timeout", f"the run did not end within {self._limit_s:g} s, nor when it was told to")
         return RunReport((lost,) * len(feeds), self._limit_s, 0, 0, timed_out=True, wedged=True)
 
+    def max_rows(self, shapes: Sequence[Hashable]) -> int:
+        """See `Session.max_rows`."""
+        named = zip(self._info.inputs, shapes, strict=True)
+        return self._caps.limit(tuple(shape for spec, shape in named if spec.name not in self._info.shared))
+
+    @property
+    def row_caps(self) -> Mapping[Hashable, int]:
+        """See `Session.row_caps`."""
+        return self._caps.snapshot()
+
+    async def rebuild(self) -> None:
+        """See `Session.rebuild`."""
+        if self._rebuilding is None:
+            self._rebuilding = asyncio.create_task(self._rebuild())
+            self._rebuilding.add_done_callback(self._rebuilding_ended)
+        await asyncio.shield(self._rebuilding)
+
+    def _rebuilding_ended(self, task: asyncio.Task[None]) -> None:
+        self._rebuilding = None
+        if not task.cancelled():
+            # Known, even where nobody waits any more.
+            task.exception()
+
+    async def _rebuild(self) -> None:
+        name = self._model.name
+        if self._closed or self._reopen is None:
+            raise SessionBroken(f"{name}: the session cannot be rebuilt: it is closed, or its engine came ready-made")
+        if self._rebuilt_s is not None and (rest_s := asyncio.get_running_loop().time() - self._rebuilt_s) < _REST_S:
+            raise SessionBroken(f"{name}: the session broke again {rest_s:.0f} s after it was rebuilt")
+        self._engine = None
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
+        loader = ThreadPoolExecutor(1, thread_name_prefix=f"reload-{name}")
+        try:
+            self._engine = await asyncio.wrap_future(loader.submit(self._reopen))
+            await self._warm()
+        except Exception as error:
+            self._engine = None
+            raise SessionBroken(f"{name}: the session cannot be rebuilt: {error}") from error
+        finally:
+            loader.shutdown(wait=False)
+        self._rebuilt_s = asyncio.get_running_loop().time()
+
     async def close(self) -> None:
         """See `Session.close`."""
+        self._closed = True
         self._engine = None
         self._executor.shutdown(wait=False)
+        if self._rebuilding is not None:
+            await asyncio.wait({self._rebuilding})
         if self._in_flight:
             await asyncio.wait(self._in_flight)
 
-    def _in_thread(self, task: Callable[["_Work"], _T]) -> asyncio.Future[_T]:
+    def _in_thread(self, task: Callable[[Runs], _T]) -> asyncio.Future[_T]:
         """Cancelling who waits must not make a run that is under way look finished to `close`: wait or shield."""
         engine = self._engine
         if engine is None:
-            raise SessionBroken(f"{self._model.name}: the session is closed")
+            raise SessionBroken(f"{self._model.name}: the session is closed, or broken for good")
         future: asyncio.Future[_T] = asyncio.wrap_future(self._executor.submit(self._with_collator, engine, task))
         self._in_flight.add(future)
         future.add_done_callback(self._ended)
@@ -208,113 +307,15 @@ class OrtSession:
             # Known, even where nobody waits any more.
             future.exception()
 
-    def _with_collator(self, engine: Engine, task: Callable[["_Work"], _T]) -> _T:
+    def _with_collator(self, engine: Engine, task: Callable[[Runs], _T]) -> _T:
         collator = self._collators.get()
         try:
-            return task(_Work(engine, collator, self._info, self._turns))
+            return task(Runs(engine, collator, self._info, self._turns, self._caps))
         finally:
             self._collators.put(collator)
 
 
-class _Work:
-    """The native runs of one call, on one thread, with that thread's buffers."""
-
-    def __init__(self, engine: Engine, collator: Collator, info: SessionInfo, turns: Turns) -> None:
-        self._engine = engine
-        self._collator = collator
-        self.info = info
-        self._turns = turns
-        self._run_s = 0.0
-        self._padded_rows = 0
-
-    def answer(self, feeds: Sequence[Feeds], turn: Turn | None = None) -> RunReport:
-        """Check and pack, wait for the device, run and hand out, item by item."""
-        turn = turn or Turn(self._turns)
-        checked = [check(item, self.info) for item in feeds]
-        rows = {item: count for item, count in enumerate(checked) if isinstance(count, int)}
-        runs = plan(feeds, rows, self.info)
-        ahead = self._prepare(runs[0], feeds) if runs else None
-        parts: dict[int, list[Feeds | RowError]] = {item: [] for item in rows}
-        with turn.taken() as unwanted:
-            if unwanted:
-                rows = {item: count for item, count in rows.items() if item not in unwanted}
-                runs, ahead = plan(feeds, rows, self.info) if rows else [], None
-            for pieces in runs:
-                for piece, answer in zip(pieces, self._run(pieces, feeds, turn, ahead), strict=True):
-                    parts[piece.item].append(answer)
-                ahead = None
-        answered = (_whole(parts[item]) if isinstance(count, int) else count for item, count in enumerate(checked))
-        return RunReport(
-            tuple(answered), self._run_s, sum(rows.values()), self._padded_rows, timed_out=turn.was_stopped
-        )
-
-    def _run(
-        self, pieces: Sequence[Piece], feeds: Sequence[Feeds], turn: Turn, ahead: NativeRun | RunFailed | None
-    ) -> list[Feeds | RowError]:
-        """Answers of one packed run, its culprits isolated."""
-
-        def run(some: Sequence[Piece]) -> list[Feeds]:
-            ready = ahead if some is pieces and ahead is not None else self._prepare(some, feeds)
-            return self._go(some, ready, turn)
-
-        try:
-            return isolate(pieces, run)
-        except RunStopped:
-            return [RowError("inference_timeout", f"the run was stopped at its limit of {turn.limit_s:g} s")] * len(
-                pieces
-            )
-
-    def _prepare(self, pieces: Sequence[Piece], feeds: Sequence[Feeds]) -> NativeRun | RunFailed:
-        """Gather the rows and hand them to the engine; a failure is raised when its turn has come."""
-        rows = sum(piece.rows for piece in pieces)
-        try:
-            native = self._engine.prepare(self._collator.gather(pieces, feeds))
-        except RunFailed as error:
-            return error
-        self._padded_rows += (self.info.fixed_rows or rows) - rows
-        return native
-
-    def _go(self, pieces: Sequence[Piece], ready: NativeRun | RunFailed, turn: Turn) -> list[Feeds]:
-        if isinstance(ready, RunFailed):
-            raise ready
-        started = perf_counter()
-        try:
-            outputs = turn.run(ready)
-        finally:
-            self._run_s += perf_counter() - started
-        return share_out(outputs, pieces, self.info)
-
-    def run_once(self, feeds: Feeds) -> Feeds:
-        """One native run of one item, with its failure raised: what the probe needs."""
-        pieces = [Piece(0, 0, row_count(feeds, self.info.inputs))]
-        turn = Turn(self._turns)
-        with turn.taken():
-            return self._go(pieces, self._prepare(pieces, [feeds]), turn)[0]
-
-    def steady_run_s(self, feeds: Sequence[Feeds]) -> float | RowError:
-        """Seconds of the second of two equal runs, or the first failure."""
-        for _ in range(2):
-            report = self.answer(feeds)
-            for answer in report.answers:
-                if isinstance(answer, RowError):
-                    return answer
-            elapsed_s, self._run_s = report.run_s, 0.0
-        return elapsed_s
-
-
-def _whole(parts: Sequence[Feeds | RowError]) -> Feeds | RowError:
-    """The answer to one item; without any part of it nobody wanted it any more."""
-    if not parts:
-        return RowError("cancelled", "nobody waited for it any more when its run began")
-    answers: list[Feeds] = []
-    for part in parts:
-        if isinstance(part, RowError):
-            return part
-        answers.append(part)
-    return join(answers)
-
-
-def _warm_up(model: ModelFile, sample: Feeds, sizes: Sequence[int], work: _Work) -> dict[int, float]:
+def _warm_up(model: ModelFile, sample: Feeds, sizes: Sequence[int], work: Runs) -> dict[int, float]:
     steady: dict[int, float] = {}
     for size in sorted(set(sizes), reverse=True):
         elapsed_s = work.steady_run_s(_items(sample, size, work.info))
@@ -327,7 +328,7 @@ def _warm_up(model: ModelFile, sample: Feeds, sizes: Sequence[int], work: _Work)
     return steady
 
 
-def _prove(model: ModelFile, work: _Work) -> Feeds | None:
+def _prove(model: ModelFile, work: Runs) -> Feeds | None:
     """A sample that the model accepts, after proof that rows are independent; None if it may go unproved."""
     info = work.info
     probe = Probe(work.run_once, info.inputs, info.outputs)

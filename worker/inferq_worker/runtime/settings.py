@@ -5,9 +5,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from inferq.settings import Section
+from inferq_worker.models.repository import BucketSizes
 
 ProviderName = Literal["cuda", "tensorrt", "cpu"]
 OptionValue = str | int | float | bool
@@ -93,7 +94,7 @@ class RuntimeSettings(Section):
         "heuristic", description="How cuDNN picks a convolution for a new shape; exhaustive takes long for each."
     )
     cuda_graphs: bool = Field(
-        False, description="Capture one CUDA graph per batch size (powers of two and the largest); needs fixed shapes."
+        False, description="Capture one CUDA graph per bucket (powers of two if buckets are off); needs fixed shapes."
     )
     cache_dir: Path | None = Field(
         None,
@@ -102,6 +103,11 @@ class RuntimeSettings(Section):
     )
     cache_limit_bytes: int = Field(
         8 * 2**30, ge=2**20, description="Most bytes in the cache; the least recently used go first."
+    )
+    buckets: BucketSizes = Field(
+        "auto",
+        description="Sizes in rows that runs are padded to, such as [4, 16]; the largest run is always one. "
+        "Or a word: auto = powers of two on a GPU, off on the CPU.",
     )
     provider_options: dict[str, OptionValue] = Field(
         default_factory=dict, description="Extra provider options, from an allow-list."
@@ -114,6 +120,12 @@ class RuntimeSettings(Section):
         """The same knobs for a worker that runs on the CPU whatever they say: what means a GPU is put aside."""
         gpu_only = {name: type(self).model_fields[name].get_default() for name in _GPU_ONLY}
         return self.model_copy(update={"provider": "cpu", "provider_options": {}, **gpu_only})
+
+    @field_validator("buckets", mode="before")
+    @classmethod
+    def _a_word_is_no_list(cls, value: object) -> object:
+        """Texts from the environment come as lists, since the knob may be one."""
+        return value[0] if isinstance(value, list) and len(value) == 1 and value[0] in {"auto", "off"} else value
 
     @model_validator(mode="after")
     def _options_are_known(self) -> Self:

@@ -64,7 +64,7 @@ class EarliestDeadline(Generic[T]):
         self._buckets: dict[Hashable, Bucket[T]] = {}
         self._suspects: DeadlineQueue[T] = DeadlineQueue()
         self._target = TargetRows()
-        self._targets: dict[Hashable, int] = {}
+        self._targets: dict[Hashable, tuple[int, int]] = {}
         self._waiting = 0
         self._bulk_credit_rows = 0.0
         self._last_arrival_s = self._last_urgent_s = -_NEVER_S
@@ -121,14 +121,16 @@ class EarliestDeadline(Generic[T]):
 
     def target_rows(self, bucket: Hashable) -> int:
         """The batch that is aimed at: the size at which the most jobs are answered in time."""
-        target = self._targets.get(bucket)
-        if target is None:
-            target = self._target.rows(partial(self._predict_s, bucket), self._max_rows(bucket))
+        # The limit moves with what is learned of the device's memory.
+        limit_rows = self._max_rows(bucket)
+        of_limit, target = self._targets.get(bucket, (0, 0))
+        if of_limit != limit_rows:
+            target = self._target.rows(partial(self._predict_s, bucket), limit_rows)
             if len(self._targets) >= _MOST_TARGETS:
                 # Shapes come from clients; what is not remembered is only computed again.
                 self._targets.clear()
             if self._predict_s(bucket, 1) is not None:
-                self._targets[bucket] = target
+                self._targets[bucket] = limit_rows, target
         return target
 
     def poll(self, now_s: float, *, free: bool, start_s: float | None = None) -> Poll[T]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
 _WEIGHT = 0.15
 """Weight of a new run in the speed of its bucket: half a dozen runs forget a change of speed."""
@@ -47,9 +47,11 @@ class LatencyTable:
 
     Args:
         seed: rows -> seconds from the warm-up.
+        padded: rows -> rows that the device computes for them; None = no more than those.
     """
 
-    def __init__(self, seed: Mapping[int, float] | None = None) -> None:
+    def __init__(self, seed: Mapping[int, float] | None = None, padded: Callable[[int], int] | None = None) -> None:
+        self._padded = padded or _unpadded
         self._curve: dict[int, float] = {}
         for rows, run_s in sorted((seed or {}).items()):
             self._curve[rows] = max(run_s, *self._curve.values(), _LEAST_S)
@@ -67,7 +69,7 @@ class LatencyTable:
         """
         if rows < 1:
             return None
-        run_s = max(run_s, _LEAST_S)
+        run_s, rows = max(run_s, _LEAST_S), self._padded(rows)
         predicted_s = self.predict(rows, bucket)
         self._doubted_s.pop(bucket, None)
         speed = self._speed(bucket)
@@ -84,7 +86,7 @@ class LatencyTable:
         if not self._sizes:
             return None
         speed = self._speeds.get(bucket)
-        return _on_lines(self._curve, self._sizes, rows) * (1.0 if speed is None else speed.factor)
+        return _on_lines(self._curve, self._sizes, self._padded(rows)) * (1.0 if speed is None else speed.factor)
 
     def p95(self, rows: int, bucket: Hashable = None) -> float | None:
         """Seconds that 95 % of such batches do not exceed, or None before anything is known."""
@@ -172,6 +174,10 @@ class RunningP95:
     def doubt(self) -> None:
         """No value confirms the estimate any more: near the first one, from above."""
         self.seconds = min(self.seconds, max(self._first_s, self.seconds * _DOUBT))
+
+
+def _unpadded(rows: int) -> int:
+    return rows
 
 
 def _on_lines(seconds: Mapping[int, float], sizes: list[int], rows: int) -> float:
