@@ -249,6 +249,8 @@ COMMANDS: dict[str, set[str]] = {
     "PSUBSCRIBE *": set(),
     "SUBSCRIBE {p}:other": set(),
     f"SUBSCRIBE {D}": {R_CLIENT, R_OPERATOR},
+    "SUBSCRIBE {p}:hints": {R_CLIENT, R_OPERATOR},
+    "PUBLISH {p}:hints x": set(),
     "RENAME {p}:running x": set(),
     f"COPY {R} {O}": set(),
     f"DUMP {R}": set(),
