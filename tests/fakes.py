@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pytest
 
     from inferq.amqp import Properties
+    from inferq.pauses import Pause
     from inferq_worker.cpu import CpuWorker
 
 WORKER = "worker-1"
@@ -287,6 +288,10 @@ class FakeStore:
 
     async def beat(self, *, cpu: Mapping[str, CpuWorker] | None = None, gpu_models: Sequence[str] = ()) -> None:
         await self._reach("beat", [*(cpu or {}), *gpu_models])
+
+    async def pauses(self) -> dict[str, Pause]:
+        await self._reach("pauses", [])
+        return {}
 
     async def cpu_workers(self, model: str) -> tuple[dict[str, CpuWorker], int]:
         await self._reach("cpu_workers", [model])

@@ -11,10 +11,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aiormq.exceptions import ChannelNotFoundEntity
+
 from inferq.amqp import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
+
+    from aiormq.channel import Channel
 
     from inferq.settings import BrokerSettings
 
@@ -38,17 +42,39 @@ async def count_queues(broker: BrokerSettings, queues: Iterable[str]) -> dict[st
     Raises:
         BrokerUnreachable: no connection within `connect_timeout_s`.
     """
+    async with _connected(broker) as link:
+        channel = await link.channel()
+        return {queue: await _count(channel, queue) for queue in queues}
+
+
+async def count_existing(broker: BrokerSettings, queues: Iterable[str]) -> dict[str, Count]:
+    """Count those of the queues that exist, by name.
+
+    Raises:
+        BrokerUnreachable: as `count_queues`.
+    """
+    found = {}
+    async with _connected(broker) as link:
+        for queue in queues:
+            with contextlib.suppress(ChannelNotFoundEntity):
+                # The broker closes the channel over a missing queue.
+                found[queue] = await _count(await link.channel(), queue)
+    return found
+
+
+async def _count(channel: Channel, queue: str) -> Count:
+    declared = await channel.queue_declare(queue, passive=True)
+    return Count(declared.message_count or 0, declared.consumer_count or 0)
+
+
+@contextlib.asynccontextmanager
+async def _connected(broker: BrokerSettings) -> AsyncIterator[Link]:
     # Whoever asks is told by the error.
     link = Link(broker, name="inferq count", log_level=logging.DEBUG)
     life = asyncio.create_task(link.run())
     try:
         await link.wait_up(broker.connect_timeout_s)
-        channel = await link.channel()
-        found = {}
-        for queue in queues:
-            declared = await channel.queue_declare(queue, passive=True)
-            found[queue] = Count(declared.message_count or 0, declared.consumer_count or 0)
-        return found
+        yield link
     finally:
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,11 +1,11 @@
-"""Names of the Redis keys and channels of one job.
+"""Names of the Redis keys and channels that both sides use: those of one job, and what operators paused.
 
-Both sides build them here: the client leaves inputs and reads outcomes, the worker reads inputs and writes outcomes.
+The client leaves inputs and reads outcomes, the worker reads inputs and writes outcomes.
 The job id stands in braces, so that on a Redis Cluster all keys of one job live in one slot and one pipeline reaches
 them. The prefix is configuration, one per tenant or environment.
 """
 
-__all__ = ["done_channel", "input_key", "output_key", "result_key"]
+__all__ = ["done_channel", "input_key", "output_key", "paused_key", "result_key"]
 
 
 def result_key(prefix: str, job_id: str) -> str:
@@ -26,3 +26,8 @@ def input_key(prefix: str, job_id: str, name: str) -> str:
 def output_key(prefix: str, job_id: str, name: str) -> str:
     """Key of the raw bytes of a large output; the only `ref` a client resolves for that job and output."""
     return f"{prefix}:{{{job_id}}}:out:{name}"
+
+
+def paused_key(prefix: str) -> str:
+    """Hash of the pauses of operators (see `inferq.pauses`)."""
+    return f"{prefix}:paused"

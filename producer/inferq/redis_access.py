@@ -19,7 +19,8 @@ _SELECTORS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("get mget", "%R~{p}:{{*}}:result %R~{p}:{{*}}:out:*"),
         ("set", "~{p}:{{*}}:result %W~{p}:{{*}}:in:*"),
         ("unlink", "%W~{p}:{{*}}:in:*"),
-        ("subscribe unsubscribe", "&{p}:{{*}}:done"),
+        ("subscribe unsubscribe", "&{p}:{{*}}:done &{p}:hints"),
+        ("hgetall", "%R~{p}:paused"),
     ),
     "inferq-gpu": (
         ("mget set del expire", "~{p}:{{*}}:result"),
@@ -47,7 +48,7 @@ _SELECTORS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("get mget", "%R~{p}:{{*}}:out:* %R~{p}:worker:*"),
         ("hgetall hset hdel", "~{p}:paused"),
         ("hgetall smembers", "%R~{p}:running %R~{p}:cpu:* %R~{p}:gpu:*"),
-        ("subscribe unsubscribe", "&{p}:{{*}}:done"),
+        ("subscribe unsubscribe", "&{p}:{{*}}:done &{p}:hints"),
     ),
     "inferq-monitoring": (("info dbsize", ""),),
 }

@@ -5,6 +5,7 @@ Knows keys and records; waits for nothing (that is `watch`). Redis errors leave 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -19,7 +20,7 @@ from inferq.redis_pools import REDIS_ERRORS, Subscriber, open_redis, redis_probl
 from inferq_schemas import DEFAULT_LIMITS, ID_PATTERN, ContractError, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from inferq.settings import RedisSettings
     from inferq_schemas import Job, Result
@@ -77,7 +78,6 @@ class ResultStore:
         try:
             yield
         except REDIS_ERRORS as error:
-            problem = redis_problem(error, self._settings, first=first)
             problem = redis_problem(error, self._settings, first=first)
             raise StoreUnavailable(
                 f"Redis could not {purpose} ({problem}); check redis.url and that Redis runs"
@@ -142,6 +142,41 @@ class ResultStore:
         if keys:
             with contextlib.suppress(*REDIS_ERRORS):
                 await self._redis.unlink(*keys)
+
+    async def forget(self, job_ids: Sequence[str]) -> dict[str, tuple[bytes, int]]:
+        """Delete stored outcomes, so that the jobs run again.
+
+        Returns:
+            What was deleted, for `remember`: by job id the record and the milliseconds that it still had.
+
+        Raises:
+            StoreUnavailable: Redis did not answer; some may be deleted.
+        """
+        pipe = self._redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            key = result_key(self._prefix, job_id)
+            pipe.pttl(key)
+            pipe.getdel(key)
+        with self._translated("delete outcomes"):
+            replies = await pipe.execute()
+        pairs = zip(job_ids, replies[::2], replies[1::2], strict=True)
+        return {job_id: (raw, left_ms) for job_id, left_ms, raw in pairs if raw is not None}
+
+    async def remember(self, forgotten: Mapping[str, tuple[bytes, int]]) -> None:
+        """Put deleted outcomes back where none was stored meanwhile; without Redis nothing happens."""
+        for job_id, (raw, left_ms) in forgotten.items():
+            with contextlib.suppress(*REDIS_ERRORS):
+                await self._once.set(result_key(self._prefix, job_id), raw, nx=True, px=max(1, left_ms))
+
+    async def hold_inputs(self, job: Job, *, now_ms: int) -> bool:
+        """Keep the inputs that were left here for as long as the job may need them; False if one has expired."""
+        # The job's own keys, whatever its body names: workers read no others.
+        keys = [input_key(self._prefix, job.id, name) for name, tensor in job.inputs.items() if tensor.ref is not None]
+        ttl_s = _claim_ttl_s(job, now_ms)
+        with self._translated(f"look for the inputs of job {job.id}"):
+            # GT: never shorter than it was.
+            await asyncio.gather(*(self._redis.expire(key, ttl_s, gt=True) for key in keys))
+            return not keys or await self._redis.exists(*keys) == len(keys)
 
     async def fetch_output(self, job_id: str, name: str, tensor: Tensor) -> Tensor:
         """Resolve an output that was kept apart.

@@ -6,11 +6,14 @@ Looks only after some seconds without progress, and on a connection of its own, 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 from inferq.amqp import CONNECTION_ERRORS, BrokerUnreachable, describe
 from inferq.counts import count_queues
 from inferq.errors import StoreUnavailable
+from inferq.parking import printable
+from inferq.pauses import Pauses, in_force
 from inferq.results import ResultStore
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ async def why_nothing_comes(settings: ClientSettings, queue: str) -> str:
     except (BrokerUnreachable, *CONNECTION_ERRORS) as error:
         return f"the broker cannot be asked: {error if isinstance(error, BrokerUnreachable) else describe(error)}"
     if not count.consumers:
-        return f"no worker consumes {queue}"
+        return await _why_not_consumed(settings, queue)
     store = ResultStore(settings.redis)
     try:
         await store.ping()
@@ -69,3 +72,15 @@ async def why_nothing_comes(settings: ClientSettings, queue: str) -> str:
     finally:
         await store.close()
     return f"the workers that consume {queue}; their logs and /status say what they do"
+
+
+async def _why_not_consumed(settings: ClientSettings, queue: str) -> str:
+    _, model, lane = queue.split(".")
+    try:
+        async with Pauses(settings.redis) as pauses:
+            pause = in_force(await pauses.read(), model, lane, time.time_ns() // 1_000_000)
+    except StoreUnavailable:
+        pause = None
+    if pause is None:
+        return f"no worker consumes {queue}"
+    return f"{pause.target} was paused by {printable(pause.by)}{': ' if pause.why else ''}{printable(pause.why)}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from inferq.progress import Progress
     from inferq.sources import Numbered, Sources
 
-__all__ = ["Submission", "Tally", "failure_line"]
+__all__ = ["Submission", "Tally", "failure_line", "is_final"]
 
 _SHOWN_FAILURES: Final = 3
 _DTYPE_REFUSED: Final = re.compile(r"inputs\.(?P<name>.+)\.dtype is \w+, the model takes (?P<dtype>\w+)")
@@ -56,10 +56,10 @@ class Tally:
         self.fallback += answer.result.fallback
         if answer.error is not None:
             self.codes[answer.error.code] += 1
-            self.unanswered += not _is_final(answer)
+            self.unanswered += not is_final(answer)
 
 
-def _is_final(answer: Answer) -> bool:
+def is_final(answer: Answer) -> bool:
     """Whether another run would get the same. A job that is too large may pass once Redis takes its inputs."""
     answered = answer.error is None or isinstance(answer.error, JobFailed)
     return answered or (isinstance(answer.error, InvalidJob) and not isinstance(answer.error, JobTooLarge))
@@ -126,23 +126,48 @@ class Submission:
                 if (item := self._item(numbered)) is not None:
                     yield item
 
+    def open_records(self) -> Iterator[tuple[Numbered, str]]:
+        """Records without an answer in the checkpoint, each with the id that its job had; for `reconcile`.
+
+        A bad one is counted as answered and left out.
+        """
+        for numbered in self._sources.records():
+            if self._open(numbered) is not None:
+                yield numbered, self._job_id(numbered) or ""
+
+    def finish(self, numbered: Numbered, answer: Answer) -> None:
+        """Take the answer to one of `open_records`."""
+        self._finish(numbered.number, numbered.where, answer)
+
     def _item(self, numbered: Numbered) -> Item | None:
+        record = self._open(numbered)
+        if record is None:
+            return None
+        job_id = self._job_id(numbered)
+        self._under_way[self.tally.sent] = (numbered.number, numbered.where)
+        self.tally.sent += 1
+        deadline_s: Deadline = "default" if record.deadline_s is None else record.deadline_s
+        return Item(record.inputs, id=job_id, params=record.params, deadline_s=deadline_s)
+
+    def _open(self, numbered: Numbered) -> Record | None:
+        """The record, unless it is answered: before, or now because it is no job."""
         self._progress.read += 1
         if self._checkpoint is not None and numbered.number in self._checkpoint.answered:
             self.tally.skipped += 1
             self._progress.skipped += 1
             return None
         record = numbered.record
-        job_id = record.id if isinstance(record, Record) else None
-        if job_id is None and self._checkpoint is not None:
-            job_id = self._checkpoint.job_id(str(numbered.file), numbered.number_in_file)
         if isinstance(record, BadRecord):
-            self._finish(numbered.number, numbered.where, failed_answer(job_id or "", InvalidJob(record.problem)))
+            failed = failed_answer(self._job_id(numbered) or "", InvalidJob(record.problem))
+            self._finish(numbered.number, numbered.where, failed)
             return None
-        self._under_way[self.tally.sent] = (numbered.number, numbered.where)
-        self.tally.sent += 1
-        deadline_s: Deadline = "default" if record.deadline_s is None else record.deadline_s
-        return Item(record.inputs, id=job_id, params=record.params, deadline_s=deadline_s)
+        return record
+
+    def _job_id(self, numbered: Numbered) -> str | None:
+        own = numbered.record.id if isinstance(numbered.record, Record) else None
+        if own is None and self._checkpoint is not None:
+            return self._checkpoint.job_id(str(numbered.file), numbered.number_in_file)
+        return own
 
     async def take(self, answers: AsyncIterator[Answer]) -> None:
         """Take all answers; what they raise is raised, after what came before was written."""
@@ -160,7 +185,7 @@ class Submission:
             self._show(where, answer.error)
         if self._checkpoint is None:
             self._output.add(number, answer)
-        elif _is_final(answer):
+        elif is_final(answer):
             self._output.add(number, answer)
             if self._checkpoint.add(number):
                 self._commit()

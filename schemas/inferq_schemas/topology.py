@@ -28,6 +28,9 @@ LANE_PATTERN: Final = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 DELIVERY_LIMIT: Final = 20
 LANE_MAX_BYTES: Final = 4 * 2**30
 PARKING_MAX_BYTES: Final = 2**30
+# Every look at a parked message counts as a delivery of it. A quorum queue without a limit of its own has one of 20 on
+# RabbitMQ 4.x, and drops the message then; 3.10 refuses -1 ("none") in a policy.
+PARKING_DELIVERY_LIMIT: Final = 2**31 - 1
 
 _MODEL = re.compile(MODEL_PATTERN)
 _LANE = re.compile(LANE_PATTERN)
@@ -252,7 +255,11 @@ class Topology:
                 "inferq-parking",
                 r"^inferq\.parking$",
                 10,
-                {"max-length-bytes": PARKING_MAX_BYTES, "overflow": "drop-head"},
+                {
+                    "max-length-bytes": PARKING_MAX_BYTES,
+                    "overflow": "drop-head",
+                    "delivery-limit": PARKING_DELIVERY_LIMIT,
+                },
             ),
         )
         without = _kept(DEAD_EXCHANGE, max_length_bytes=LANE_MAX_BYTES)

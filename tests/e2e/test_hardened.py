@@ -2,26 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import aio_pika
 import numpy as np
 import pytest
 from tests import models
 from tests.authority import Authority
 from tests.e2e.worker_process import Site, WorkerProcess, Workers, until
 from tests.hardened import HardenedSite, hardened_site
+from tests.integration.shell import run_inferq
 from tests.stack import Broker, TlsStack
 
 from inferq import Client, JobFailed
-from inferq.credentials import address
-from inferq.keys import result_key
-from inferq.redis_pools import open_redis
-from inferq.tls import tls_context
-from inferq_schemas import JOBS_EXCHANGE, PARKING_QUEUE, ModelTopology
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from inferq.stall import why_nothing_comes
+from inferq_schemas import ModelTopology
 
 pytestmark = pytest.mark.timeout(180)
 X = np.ones((1, 3), np.float32)
@@ -86,7 +79,8 @@ async def test_every_way_of_a_job_works_with_the_roles_rights_and_needs_no_more(
             await worker(workers, hardened, repository, "cpu")
             with pytest.raises(JobFailed, match="deadline_exceeded"):
                 await client.result("too-late", timeout_s=60)
-        await operate(hardened)
+            await operate(hardened)
+            assert (await client.result("too-late", timeout_s=60)).outputs, "it ran when it was sent back"
         refused = admin.execute_command("ACL", "LOG")
     assert refused == []
     for one in workers.started:
@@ -95,16 +89,22 @@ async def test_every_way_of_a_job_works_with_the_roles_rights_and_needs_no_more(
 
 
 async def operate(hardened: HardenedSite) -> None:
-    """An operator sees the parked job, forgets its outcome and sends it again."""
-    settings = hardened.broker("inferq-operator")
-    connection = await aio_pika.connect(address(settings), ssl_context=tls_context(settings))
-    redis: Redis = open_redis(hardened.redis("inferq-operator"), retries=0)
-    async with connection, connection.channel() as channel:
-        parking = await channel.get_queue(PARKING_QUEUE, ensure=False)
-        parked = await until(lambda: parking.get(fail=False), "it is parked")
-        assert parked.headers["inferq-job"] == "too-late"
-        assert await redis.getdel(result_key(hardened.prefix, "too-late"))
-        jobs = await channel.get_exchange(JOBS_EXCHANGE, ensure=False)
-        await jobs.publish(aio_pika.Message(parked.body, content_type=parked.content_type), parked.routing_key or "")
-        await parked.ack()
-    await redis.aclose()
+    """An operator pauses the model and resumes it, and sends back the parked job; a sender is told who paused."""
+
+    async def inferq(*words: str) -> str:
+        done = await run_inferq(hardened.environment("inferq-operator"), *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def parked() -> bool:
+        return "too-late" in await inferq("dead", "list", "--json")
+
+    await inferq("pause", "scale", "--why", "night shift")
+    assert "night shift" in await inferq("pause")
+    assert "scale was paused by" in await why_nothing_comes(hardened.client(), "inferq.scale.interactive")
+    await inferq("resume", "scale")
+
+    await until(parked, "it is parked")
+    assert "deadline_exceeded" in await inferq("dead", "show", "too-late")
+    # Nobody reads its lane here: after most of this time the broker moves it to the CPU worker.
+    await inferq("dead", "requeue", "too-late", "--deadline-s", "6")

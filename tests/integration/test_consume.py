@@ -55,7 +55,7 @@ async def test_a_lane_is_consumed_again_only_when_the_last_reason_against_it_is_
     await consumer.switch("breaker", paused=True)
     await consumer.switch("bytes", paused=True)
     await consumer.switch("bytes", paused=False)
-    assert (consumer.consuming, consumer.pauses) == (False, ("breaker",))
+    assert (consumer.consuming, consumer.paused_by) == (False, ["breaker"])
     await Publisher(link, timeout_s=10).publish(
         b"job", exchange="", routing_key=LANE.queue, properties=properties(), mandatory=True
     )

@@ -329,6 +329,7 @@ async def test_before_the_first_heartbeat_nothing_is_asked(site: Site) -> None:
         lambda store: store.runs(),
         lambda store: store.beat(cpu={"m": CPU}),
         lambda store: store.cpu_workers("m"),
+        lambda store: store.pauses(),
         lambda store: store.retire(gpu_models=["m"]),
         lambda store: store.payloads("a", ["x"]),
         lambda store: store.put_outputs("a", {"y": b"1"}),

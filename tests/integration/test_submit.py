@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import aio_pika
 import numpy as np
 import pytest
 from tests.integration.fake_worker import FakeWorker, fake_worker
 from tests.stack import Broker, Stack
 
-from inferq_schemas import ModelTopology, Topology
+from inferq_schemas import PARKING_EXCHANGE, Job, ModelTopology, Tensor, Topology, encode_job
 
 MODEL = "double"
 
@@ -293,6 +294,50 @@ async def test_an_interrupt_keeps_what_is_answered(shell: Shell, worker: FakeWor
     assert code == 0
     indices = [int(str(answer["index"])) for answer in read_lines(shell.folder / "out.jsonl")]
     assert sorted(indices) == list(range(100))
+
+
+async def test_a_run_that_was_killed_is_accounted_for_record_by_record(
+    shell: Shell, worker: FakeWorker, broker: Broker
+) -> None:
+    lines = [{"inputs": {"x": [[n, n + 0.5]]}, "id": f"r-{n}"} for n in range(20)]
+    (shell.folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("submit", "--model", MODEL, "in.jsonl", "--output", "out.jsonl", "--checkpoint", "run.ckpt")
+    none = await shell.run(*command, "--reconcile")
+    # Answered and stored, and killed before the checkpoint is written.
+    first = await shell.start(*command, "--bundle", "1", "--window", "10")
+    worker.go.clear()
+    await asyncio.wait_for(worker.arrived.wait(), 30)
+    first.send_signal(signal.SIGKILL)
+    await first.communicate()
+    worker.go.set()
+    assert (await shell.run("result", "r-0", "--wait", "30"))[0] == 0
+    await park(broker, encode_job(job_of("r-19")))
+
+    code, output, errors = await shell.run(*command, "--reconcile")
+
+    assert (none[0], "--checkpoint of a run that was begun" in none[2]) == (2, True)
+    assert code == 3, errors
+    fetched = [str(answer["id"]) for answer in read_lines(shell.folder / "out.jsonl")]
+    unknown = 20 - len(fetched) - 1
+    assert "r-0" in fetched
+    assert "r-19" not in fetched
+    assert f"0 answered before, {len(fetched)} fetched now ({len(fetched)} ok), 1 parked (overloaded 1)" in output
+    assert f"{unknown} unknown" in output
+
+    assert (await shell.run(*command))[0] == 0
+    code, output, _ = await shell.run(*command, "--reconcile")
+    assert (code, output) == (0, "20 answered before, 0 fetched now (0 ok), 0 parked, 0 unknown\n")
+
+
+def job_of(name: str) -> Job:
+    return Job.model_validate({"id": name, "model": MODEL, "inputs": {"x": Tensor.from_numpy(np.zeros((1, 2)))}})
+
+
+async def park(broker: Broker, body: bytes) -> None:
+    async with await aio_pika.connect(broker.url) as connection:
+        exchange = await (await connection.channel()).get_exchange(PARKING_EXCHANGE)
+        message = aio_pika.Message(body, headers={"inferq-reason": "overloaded"}, delivery_mode=2)
+        await exchange.publish(message, routing_key=f"{MODEL}.bulk")
 
 
 async def test_result_shows_and_writes_an_answer(shell: Shell, worker: FakeWorker) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 from tests.fakes import metrics_of
 
+from inferq.pauses import Pause
 from inferq.settings import BrokerSettings
 from inferq_worker.broker import Broker, lanes_of
 from inferq_worker.budget import Windows
@@ -57,7 +58,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 def serves_fallback(broker: Broker) -> bool:
     (fallback,) = [one for one in broker.consumers if one.lane.name == "fallback"]
-    return not fallback.pauses
+    return not fallback.paused_by
 
 
 async def test_cpu_workers_are_known_at_once_and_their_queue_is_left_to_them(
@@ -104,12 +105,12 @@ async def test_a_lane_that_pauses_for_its_model_is_not_resumed_for_other_reasons
     await looks(20)
     broker.pause_bulk(False)
     await looks(20)
-    lanes = {one.lane.name: one.pauses for one in broker.consumers}
-    assert lanes == {"interactive": ("breaker",), "bulk": ("breaker",), "fallback": ("breaker",), "dead": ()}
-    assert [lane["paused"] for lane in broker.status()] == [["breaker"]] * 3 + [[]]
+    lanes = {one.lane.name: one.paused_by for one in broker.consumers}
+    assert lanes == {"interactive": ["breaker"], "bulk": ["breaker"], "fallback": ["breaker"], "dead": []}
+    assert [lane["paused_by"] for lane in broker.status()] == [["breaker"]] * 3 + [[]]
 
     await broker.pause_model("m", False)
-    assert [one.pauses for one in broker.consumers] == [()] * 4, "no CPU worker lives: its lane is served too"
+    assert [one.paused_by for one in broker.consumers] == [[]] * 4, "no CPU worker lives: its lane is served too"
     watch.cancel()
 
 
@@ -135,6 +136,42 @@ async def test_the_reason_of_a_broker_that_is_away_is_known_before_there_are_con
     assert broker.consumers == []
     running.cancel()
     await asyncio.wait([running])
+
+
+def paused_lanes(broker: Broker) -> list[str]:
+    return [one.lane.name for one in broker.consumers if "operator" in one.paused_by]
+
+
+async def test_what_operators_paused_is_not_consumed_until_they_resume_it(broker: Broker) -> None:
+    broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0), "other": Pause("other", "ann", "", 0)})
+    assert paused_lanes(broker) == ["bulk"]
+    broker.obey({"m": Pause("m", "ann", "", 0)})
+    assert paused_lanes(broker) == ["interactive", "bulk", "fallback"], "and never the dead-letter queue"
+    assert [one["paused_by"] for one in broker.status()][:2] == [["operator"], ["operator"]]
+    broker.obey({"m": Pause("m", "ann", "", 0, until_unix_ms=1)})
+    assert paused_lanes(broker) == [], "it has ended by itself"
+
+
+async def test_a_lane_is_consumed_again_only_when_no_reason_against_it_is_left(broker: Broker) -> None:
+    (bulk,) = [one for one in broker.consumers if one.lane.name == "bulk"]
+    broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0)})
+    broker.pause_bulk(True)
+    broker.obey({})
+    assert bulk.paused_by == ["bytes"]
+    broker.obey({"m.bulk": Pause("m.bulk", "ann", "", 0)})
+    broker.pause_bulk(False)
+    assert bulk.paused_by == ["operator"]
+
+
+async def test_nothing_is_diverted_to_a_fallback_queue_that_operators_paused(broker: Broker) -> None:
+    pool = CpuPool()
+    watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", Registry()), {"m": pool}))
+    await looks(20)
+    assert pool.lanes == 2
+    broker.obey({"m.fallback": Pause("m.fallback", "ann", "", 0)})
+    await looks(20)
+    assert (pool.lanes, serves_fallback(broker)) == (0, False)
+    watch.cancel()
 
 
 async def test_the_watch_ends_though_a_library_swallows_its_cancellation(broker: Broker) -> None:
@@ -165,7 +202,7 @@ async def test_a_lane_that_is_stopped_is_never_consumed_again(broker: Broker) ->
         raise AssertionError
 
     fallback._consume_again = consume_again  # type: ignore[method-assign]  # must not be reached
-    await fallback.switch("cpu worker", paused=False)
+    await fallback.switch("cpu_worker", paused=False)
 
 
 @pytest.mark.parametrize("role", ["gpu", "cpu"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from pamqp import encode
 
-from inferq_worker.headers import kept, next_attempt, short, trace
+from inferq.headers import kept, next_attempt, short, trace
 
 if TYPE_CHECKING:
     from pamqp.common import FieldTable

@@ -1,4 +1,4 @@
-from inferq.keys import done_channel, input_key, output_key, result_key
+from inferq.keys import done_channel, input_key, output_key, paused_key, result_key
 
 
 def test_all_names_of_a_job_share_one_hash_slot() -> None:
@@ -18,3 +18,4 @@ def test_the_names_are_those_of_the_design() -> None:
     assert done_channel("inferq", "a") == "inferq:{a}:done"
     assert input_key("inferq", "a", "x") == "inferq:{a}:in:x"
     assert output_key("inferq", "a", "y") == "inferq:{a}:out:y"
+    assert paused_key("inferq") == "inferq:paused"

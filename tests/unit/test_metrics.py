@@ -3,11 +3,13 @@
 import inspect
 import re
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from inferq_schemas import ERROR_CODES
+from inferq_worker.consume import PauseReason
 from inferq_worker.observe.metrics import (
     BATCH_REASONS,
     BREAKER_STATES,
@@ -15,6 +17,7 @@ from inferq_worker.observe.metrics import (
     CODES,
     DEADLINE_STAGES,
     LINKS,
+    PAUSE_REASONS,
     Metrics,
 )
 from inferq_worker.runtime.breaker import State, Trip
@@ -145,6 +148,15 @@ def test_the_states_and_changes_are_those_of_the_breaker() -> None:
     assert {reason for state, reason in BREAKER_TRANSITIONS if state == "open"} == {one.value for one in Trip}
 
 
+def test_a_lane_is_paused_for_the_reasons_of_its_consumer(metrics: Metrics, value: Value) -> None:
+    assert get_args(PauseReason) == PAUSE_REASONS
+    metrics.lane_paused("m", "bulk", "bytes", paused=True)
+    metrics.lane_paused("m", "bulk", "breaker", paused=True)
+    metrics.lane_paused("m", "bulk", "bytes", paused=False)
+    found = {reason: value("lane_paused", **AT, reason=reason) for reason in PAUSE_REASONS}
+    assert found == dict.fromkeys(PAUSE_REASONS, 0) | {"breaker": 1}
+
+
 def test_a_new_version_replaces_the_information_about_the_old_one(metrics: Metrics, value: Value) -> None:
     metrics.model_info("m", version="1", sha256="aa")
     metrics.model_info("m", version="2", sha256="bb")
@@ -167,7 +179,7 @@ def test_every_event_moves_a_series(metrics: Metrics, registry: CollectorRegistr
         "seconds": 2.0, "waits_s": (2.0,), "ratio": 0.5, "age_s": 2.0, "run_s": 2.0, "ahead_s": 2.0, "stage": "run",
         "reason": "deadline", "shapes": 2, "lowest_rows": 2,
         "deliveries": 2, "fate": "returned", "operation": "store", "link": "publish", "connected": True,
-        "blocked": True, "available": True, "draining": True, "requested": "cuda", "provider": "CPU",
+        "blocked": True, "available": True, "draining": True, "paused": True, "requested": "cuda", "provider": "CPU",
         "nodes_by_provider": {"CPU": 1}, "version": "1", "sha256": "a", "worker": "w", "lanes": ("new",),
         "state": "open",
         "limit_bytes": 2, "resident_bytes": 2, "anonymous_bytes": 2, "growth_bytes_per_thousand": 2.0, "device": "0",
@@ -189,13 +201,13 @@ def test_names_follow_the_rules_of_prometheus(metrics: Metrics, registry: Collec
         assert family.type != "gauge" or not family.name.endswith("_total")
 
 
-def test_a_model_costs_about_two_hundred_series(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_a_model_costs_about_two_hundred_and_fifty_series(registry: CollectorRegistry, metrics: Metrics) -> None:
     def count() -> int:
         return sum(len(family.samples) for family in registry.collect())
 
     before = count()
     metrics.model_served("another", ("interactive", "bulk", "fallback"))
-    assert 100 < count() - before < 250
+    assert 200 < count() - before < 300
     assert not any("_created" in line for line in generate_latest(registry).decode().splitlines())
 
 

@@ -48,6 +48,7 @@ from inferq_worker.wiring import Steps, wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from inferq.pauses import Pause
     from inferq_worker.device import Device
     from inferq_worker.models import ModelFile
     from inferq_worker.runtime import Session, SessionInfo, TensorSpec
@@ -143,6 +144,7 @@ class Worker:
         self._warm_up_s: dict[str, float] = {}
         self._steps: Steps | None = None
         self._draining = False
+        self._pauses: Mapping[str, Pause] = {}
 
     async def run(self) -> int:
         """Load, warm up, connect, serve, drain."""
@@ -233,6 +235,7 @@ class Worker:
         lanes = [lane for model in models.values() for lane in self._lanes_of(model.file, model.session.info)]
         dead_window = self._settings.lanes.dead_window
         self._broker.consume(lanes, steps.intake.take, steps.undertaker.take, dead_window=dead_window)
+        self._broker.obey(self._pauses)
         upkeep = [
             group.create_task(self._broker.watch_fallback(self._store, steps.cpus)),
             group.create_task(_every(_OBSERVE_EVERY_S, self._observe)),
@@ -330,6 +333,9 @@ class Worker:
                     cpu=self._cpu_entries(beat) if serving and not gpu else None,
                     gpu_models=list(self._models) if gpu else (),
                 )
+                self._pauses = await self._store.pauses()
+            # With Redis away what was known last holds; a pause for a while ends all the same.
+            self._broker.obey(self._pauses)
             if self._store.up != was_up:
                 was_up = self._store.up
                 if was_up:
@@ -415,6 +421,7 @@ class Worker:
                 for name, model in self._models.items()
             },
             "lanes": self._broker.status(),
+            "pauses": [pause.to_map() for pause in self._pauses.values() if pause.holds(int(time.time() * 1000))],
             "memory": self._memory.status(),
             "settings": effective(self._settings),
         }

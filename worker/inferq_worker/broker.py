@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from inferq.amqp import CONNECTION_ERRORS, Link, OnUp, Publisher, end_if_cancelled
+from inferq.pauses import in_force
 from inferq_schemas import DEAD_QUEUE, FALLBACK_LANE, fallback_queue, lane_queue
 from inferq_worker.consume import LaneConsumer
 from inferq_worker.errors import StoreUnavailable
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
     from aiormq.channel import Channel
 
+    from inferq.pauses import Pause
     from inferq.settings import BrokerSettings
     from inferq_worker.budget import Windows
-    from inferq_worker.consume import Pause
+    from inferq_worker.consume import PauseReason
     from inferq_worker.cpu import CpuPool
     from inferq_worker.models import ModelFile
     from inferq_worker.observe.metrics import Metrics
@@ -82,13 +84,13 @@ class Broker:
         """Set up the consumers: job lanes to `jobs`, the dead-letter queue to `dead`. `run` starts them."""
         for lane in lanes:
             adopted = self._role == "gpu" and lane.name == FALLBACK_LANE
-            self._add(lane, jobs, optional=adopted, paused="cpu worker" if adopted else None)
+            self._add(lane, jobs, optional=adopted, paused_by="cpu_worker" if adopted else None)
         dead_lane = Lane("", "dead", 0, DEAD_QUEUE, dead_window, window_rows=dead_window, window_max=dead_window)
         self._add(dead_lane, dead)
         self._set_up.set()
 
-    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused: Pause | None = None) -> None:
-        consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused=paused)
+    def _add(self, lane: Lane, sink: Sink, *, optional: bool = False, paused_by: PauseReason | None = None) -> None:
+        consumer = LaneConsumer(lane, self.consuming, sink, self._metrics, optional=optional, paused_by=paused_by)
         self.consumers.append(consumer)
 
     async def run(self) -> None:
@@ -112,9 +114,12 @@ class Broker:
                 except StoreUnavailable:
                     # Nothing is diverted to workers that are not heard of. Whether they left their queue, nobody knows.
                     continue
+                if "operator" in consumer.paused_by:
+                    # Nobody takes jobs from there: nothing is diverted to it.
+                    workers = {}
                 depth = await self._depth(consumer.lane.queue) if workers else None
                 pool.update(workers, gpu_workers=gpu_workers, queued_jobs=depth, now_s=(now_s := time.monotonic()))
-                await consumer.switch("cpu worker", paused=pool.lives(now_s))
+                await consumer.switch("cpu_worker", paused=pool.lives(now_s))
             end_if_cancelled()
             await asyncio.sleep(_FALLBACK_EVERY_S)
 
@@ -140,6 +145,17 @@ class Broker:
         lanes = [one for one in self.consumers if one.lane.model == model]
         await asyncio.gather(*(one.switch("breaker", paused=paused) for one in lanes))
 
+    def obey(self, pauses: Mapping[str, Pause]) -> None:
+        """Take no jobs of lanes that operators paused; take them again where they did not, or no longer."""
+        now_ms = int(time.time() * 1000)
+        for consumer in self.consumers:
+            lane = consumer.lane
+            pause = in_force(pauses, lane.model, lane.name, now_ms) if lane.model else None
+            paused = pause is not None
+            if paused != ("operator" in consumer.paused_by):
+                _log.warning("lane %s is %s", lane.queue, f"paused by {pause.by}: {pause.why}" if pause else "resumed")
+                consumer.switch_soon("operator", paused=paused)
+
     async def stop(self) -> None:
         """Take no more deliveries. Channels stay open for settling."""
         await asyncio.gather(*(consumer.stop() for consumer in self.consumers))
@@ -162,7 +178,7 @@ class Broker:
             {
                 "queue": one.lane.queue,
                 "consuming": one.consuming,
-                "paused": sorted(one.pauses),
+                "paused_by": one.paused_by,
                 "window": one.window,
                 "in_hand": one.open_deliveries,
                 "problem": one.problem,

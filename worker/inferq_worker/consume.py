@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.2, 5.0
-Pause: TypeAlias = Literal["cpu worker", "bytes", "breaker", "stop"]
-"""Why a lane is not consumed: others serve it, too much is in hand, its model fails, the worker ends."""
+PauseReason: TypeAlias = Literal["breaker", "bytes", "cpu_worker", "drain", "operator"]
+"""Why a lane is not consumed: its model fails, too much in hand, others serve it, the worker ends, people paused it."""
 
 
 class LaneConsumer:
@@ -41,7 +41,7 @@ class LaneConsumer:
         link: the consuming connection.
         sink: called with each delivery, in order, from the event loop; must not block or raise. Returns its rows.
         optional: the queue need not exist (a model without fallback); then nothing is consumed, and that is fine.
-        paused: start without consuming for this reason, until `switch`.
+        paused_by: start without consuming for this reason, until `switch` says that it is gone.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LaneConsumer:
         metrics: Metrics,
         *,
         optional: bool = False,
-        paused: Pause | None = None,
+        paused_by: PauseReason | None = None,
     ) -> None:
         self.lane = lane
         self.optional = optional
@@ -67,11 +67,13 @@ class LaneConsumer:
         self._tag: str | None = None
         self._left: set[Settler] = set()
         self._lost = asyncio.Event()
-        self._pauses: set[Pause] = set() if paused is None else {paused}
+        self._paused_by: set[PauseReason] = set()
         self._stopped = False
         self._switch = asyncio.Lock()
         self._rows_per_message = 1.0
         self._background: set[asyncio.Task[None]] = set()
+        if paused_by is not None:
+            self._note(paused_by, paused=True)
 
     @property
     def consuming(self) -> bool:
@@ -98,32 +100,38 @@ class LaneConsumer:
             delay_s = min(delay_s * 2, _RETRY_MAX_S)
 
     @property
-    def pauses(self) -> tuple[Pause, ...]:
-        """Why it is not consumed; empty when it should be."""
-        return tuple(self._pauses)
+    def paused_by(self) -> list[PauseReason]:
+        """Why it is not consumed, in alphabetical order; empty when it should be."""
+        return sorted(self._paused_by)
 
-    async def switch(self, why: Pause, *, paused: bool) -> None:
+    async def switch(self, reason: PauseReason, *, paused: bool) -> None:
         """Take no more deliveries, or take them again once no other reason against it is left.
 
         Those in hand stay valid. When it returns from pausing, the broker sends no more. Doing it twice does nothing.
         """
-        async with self._switch:
-            if paused:
-                self._pauses.add(why)
-                await self._cancel()
-            else:
-                self._pauses.discard(why)
-                if self._tag is None and not self._pauses:
-                    await self._consume_again()
+        self._note(reason, paused=paused)
+        await self._follow()
 
-    def switch_soon(self, why: Pause, *, paused: bool) -> None:
-        """`switch`, from where nothing can be awaited."""
-        self._spawn(self.switch(why, paused=paused))
+    def switch_soon(self, reason: PauseReason, *, paused: bool) -> None:
+        """`switch`, from where nothing can be awaited; `paused_by` tells of it at once."""
+        self._note(reason, paused=paused)
+        self._spawn(self._follow())
+
+    def _note(self, reason: PauseReason, *, paused: bool) -> None:
+        (self._paused_by.add if paused else self._paused_by.discard)(reason)
+        self._metrics.lane_paused(self.lane.model, self.lane.name, reason, paused=paused)
+
+    async def _follow(self) -> None:
+        async with self._switch:
+            if self._paused_by:
+                await self._cancel()
+            elif self._tag is None:
+                await self._consume_again()
 
     async def stop(self) -> None:
         """Take no more deliveries for good; the channel stays open for settling."""
         self._stopped = True
-        await self.switch("stop", paused=True)
+        await self.switch("drain", paused=True)
         self._lost.set()
 
     async def verify(self) -> None:
@@ -209,7 +217,7 @@ class LaneConsumer:
             if self._channel is not None and self._settler is not None:
                 self._spawn(self._leave(self._channel, self._settler))
             self._channel, self._settler = channel, Settler(channel, self._metrics)
-            if not self._pauses:
+            if not self._paused_by:
                 await self._consume(channel, self._settler)
         self.problem = None
         _log.info("consuming %s with a window of %d messages", self.lane.queue, self._window)

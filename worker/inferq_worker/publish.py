@@ -23,6 +23,7 @@ from inferq.amqp import (
     Unroutable,
     properties,
 )
+from inferq.headers import kept, next_attempt, short, trace
 from inferq_schemas import (
     ACCEPT_BUNDLE_HEADER,
     ATTEMPT_HEADER,
@@ -35,7 +36,6 @@ from inferq_schemas import (
     encode_result,
     encode_results,
 )
-from inferq_worker.headers import kept, next_attempt, short, trace
 from inferq_worker.refusing import RefusingQueues
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any
 
-from inferq.keys import done_channel, input_key, output_key, result_key
+from inferq.keys import done_channel, input_key, output_key, paused_key, result_key
 from inferq.outcome import Outcome, decode_outcome
+from inferq.pauses import decode_pauses
 from inferq.redis_pools import REDIS_ERRORS, redis_problem
 from inferq_schemas import ContractError
 from inferq_worker.cpu import CpuWorker
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
     from redis.asyncio.client import Pipeline
 
+    from inferq.pauses import Pause
     from inferq.settings import RedisSettings
     from inferq_worker.observe.metrics import Metrics
 
@@ -184,6 +186,10 @@ class Store:
             self._metrics.redis_available(available=self.up)
         for number, model in enumerate(cpu or {}, start=1):
             await self._sweep_cpus(model, {key.decode() for key in replies[3 * number]} - {self._worker})
+
+    async def pauses(self) -> dict[str, Pause]:
+        """What operators paused, by target; entries that have ended by themselves may be among them."""
+        return decode_pauses(await self._call("running", self._redis.hgetall(paused_key(self._prefix))))
 
     async def cpu_workers(self, model: str) -> tuple[dict[str, CpuWorker], int]:
         """Workers in the CPU role that serve a model's fallback queue, by id, and how many GPU workers divert to them.

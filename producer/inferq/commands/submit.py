@@ -13,6 +13,7 @@ from inferq.checkpoint import Checkpoint
 from inferq.client import Client
 from inferq.commands import CommandError, add_command, settings_of, speak_in_lines
 from inferq.commands.paths import check_input, check_output
+from inferq.commands.reconciling import Reconciliation, report
 from inferq.commands.stopping import Stop
 from inferq.errors import InferqError
 from inferq.names import lane_problem, model_problem
@@ -50,11 +51,16 @@ Files are read as answers come, so their size does not matter. Answers are JSON 
 the number of the record, from 0), or an .npz in the order of the jobs, with job_index, and failed_index, failed_id,
 failed_code and failed_message if jobs failed. A line that is no job fails alone (invalid_input), unless --strict.
 
-Exit status: 0 all answered, 1 some failed, 2 nothing could be done, 130 or 143 stopped by a signal."""
+After a run that broke off, or in doubt, --reconcile accounts for every record: answered before, fetched now from
+Redis, parked (with the reason), or unknown.
+
+Exit status: 0 all answered, 1 some failed, 2 nothing could be done, 130 or 143 stopped by a signal. With --reconcile:
+0 all answered, 1 all accounted for, some failed or parked, 3 some unknown."""
 _EXAMPLES = """\
 inferq submit --model iris flowers.jsonl > answers.jsonl
 inferq submit --model resnet50 images.npz --rows-per-job 8 --output logits.npz
 inferq submit --model bert texts.jsonl --output answers.jsonl --checkpoint answers.ckpt   # again: goes on
+inferq submit --model bert texts.jsonl --output answers.jsonl --checkpoint answers.ckpt --reconcile
 echo '{"x": [[5.1, 3.5, 1.4, 0.2]]}' | inferq submit --model iris --lane interactive -"""
 
 
@@ -110,6 +116,12 @@ def _output_options(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="remember what is answered; the same command again goes on from there",
     )
+    group.add_argument(
+        "--reconcile",
+        action="store_true",
+        help="send nothing: say where each record of the run with this --checkpoint is, and fetch the answers that are "
+        "stored and were not fetched",
+    )
     group.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -155,13 +167,15 @@ def _run(args: argparse.Namespace) -> int:
         sources = Sources(
             args.files, Reading(dict(args.dtype), args.add_batch_axis), args.rows_per_job, strict=args.strict
         )
-        drawn = not args.quiet and sys.stderr.isatty()
+        drawn = not (args.quiet or args.reconcile) and sys.stderr.isatty()
         progress = Progress(sys.stderr if drawn else None, share=sources.share, notes=sys.stderr)
         with contextlib.ExitStack() as files:
             checkpoint = None if args.checkpoint is None else _checkpoint(args, sources, files)
             output = files.enter_context(open_output(args.output, checkpoint))
             submission = files.enter_context(Submission(sources, output, progress, checkpoint))
             stop = Stop(files.close)
+            if args.reconcile:
+                return _reconcile(args, settings, submission, stop)
             files.callback(lambda: _tell(submission.tally, progress, args, stop))
             files.callback(progress.close)
             stop.run(_submit(args, settings, submission, progress))
@@ -171,6 +185,15 @@ def _run(args: argparse.Namespace) -> int:
         named = ", ".join(sources.input_names) or "none"
         print(f"inferq: --dtype {name}={dtype}: no record has an input {name!r}; inputs: {named}", file=sys.stderr)
     return (1 if submission.tally.failed else 0) if stop.status is None else stop.status
+
+
+def _reconcile(args: argparse.Namespace, settings: ClientSettings, submission: Submission, stop: Stop) -> int:
+    reconciliation = Reconciliation(settings, args.model, args.lane)
+    stop.run(reconciliation.run(submission))
+    if reconciliation.account is not None:
+        skipped = submission.tally.skipped
+        print("\n".join(report(reconciliation.account, before=skipped, waiting=reconciliation.waiting)))
+    return reconciliation.status if stop.status is None else stop.status
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -183,6 +206,10 @@ def _check(args: argparse.Namespace) -> None:
         check_output(args.output, args.files)
     if problem := model_problem(args.model) or lane_problem(args.lane):
         raise CommandError(problem)
+    if args.reconcile and (args.checkpoint is None or not args.checkpoint.is_file()):
+        raise CommandError(
+            "--reconcile needs the --checkpoint of a run that was begun, with the same files and options"
+        )
     if args.checkpoint is None:
         return
     if STDIN in args.files:

@@ -1,6 +1,6 @@
 """The catalogue of metrics: names, meanings, labels, buckets and the closed sets of label values.
 
-About 200 series a model. Events and their rules are in `metrics`.
+About 250 series a model. Events and their rules are in `metrics`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ BREAKER_TRANSITIONS = (
     ("closed", "probe_passed"),
 )
 """To which state, and why."""
+PAUSE_REASONS = ("breaker", "bytes", "cpu_worker", "drain", "operator")
 REPLY_FATES = ("confirmed", "returned", "failed")
 STORE_OPERATIONS = ("lookup", "store", "running", "input", "output")
 LINKS = ("consume", "publish")
@@ -111,6 +112,7 @@ class Catalogue:
         self.held_jobs = self._gauge("held_jobs", "Jobs held and not yet settled.", *at)
         self.held_rows = self._gauge("held_rows", "Rows of the jobs held.", *at)
         self.held_bytes = self._gauge("held_bytes", "Payload of the jobs held.", *at)
+        self.paused = self._gauge("lane_paused", "1 while this keeps the lane from being consumed.", *at, "reason")
         self.oldest_age = self._gauge("oldest_job_age_seconds", "Age of the oldest job held.", *at)
         self.duplicates = self._counter("duplicates_answered", "Jobs answered from a stored outcome.", *at)
         self.requeued = self._counter("jobs_requeued", "Jobs put back into their queue.", *at)
@@ -194,6 +196,7 @@ class Catalogue:
             counter.create((model,), lanes)
         for gauge in (self.held_jobs, self.held_rows, self.held_bytes, self.oldest_age):
             gauge.create((model,), lanes)
+        self.paused.create((model,), lanes, PAUSE_REASONS)
         self.parked.create((model,), CODES[1:])
         self.diverted.create((model,), DIVERT_REASONS)
         for counter in (self.conflicts, self.suspects, self.padded_rows, self.timed_out):

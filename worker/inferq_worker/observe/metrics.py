@@ -21,6 +21,7 @@ from inferq_worker.observe.catalogue import (
     LINKS,
     OK,
     OTHER,
+    PAUSE_REASONS,
     REPLY_FATES,
     STORE_OPERATIONS,
     Catalogue,
@@ -41,6 +42,7 @@ __all__ = [
     "LINKS",
     "OK",
     "OTHER",
+    "PAUSE_REASONS",
     "REPLY_FATES",
     "STORE_OPERATIONS",
     "Metrics",
@@ -130,6 +132,10 @@ class Metrics:
     def oldest_job_age(self, model: str, lane: str, age_s: float) -> None:
         """Age of the oldest job held of a lane; 0 when none is."""
         self._all.oldest_age(*self._at(model, lane)).set(max(0.0, age_s))
+
+    def lane_paused(self, model: str, lane: str, reason: str, *, paused: bool) -> None:
+        """A lane is not consumed for this reason, one of PAUSE_REASONS, or no longer for it."""
+        self._all.paused(*self._at(model, lane), _known(reason, PAUSE_REASONS)).set(paused)
 
     def duplicate_answered(self, model: str, lane: str) -> None:
         """A job was answered from the store without a run."""
