@@ -167,10 +167,10 @@ async def test_nothing_is_diverted_to_a_fallback_queue_that_operators_paused(bro
     pool = CpuPool()
     watch = asyncio.ensure_future(broker.watch_fallback(cast("Any", Registry()), {"m": pool}))
     await looks(20)
-    assert pool.lanes == 2
+    assert pool.lives(time.monotonic())
     broker.obey({"m.fallback": Pause("m.fallback", "ann", "", 0)})
     await looks(20)
-    assert (pool.lanes, serves_fallback(broker)) == (0, False)
+    assert (pool.lives(time.monotonic()), serves_fallback(broker)) == (False, False)
     watch.cancel()
 
 
