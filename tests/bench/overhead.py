@@ -130,6 +130,7 @@ class Bench:
             finisher=cast("Any", self.sink),
             store=cast("Any", NoStore()),
             after=RunningP95(0.003),
+            beyond=RunningP95(0.003),
             batches_in_flight=8,
             metrics=metrics,
             tasks=tasks,

@@ -99,7 +99,7 @@ async def test_large_jobs_of_one_deadline_are_answered_one_after_the_other(time:
     async with fake_worker(time, session=Timed(), max_rows=STEP_ROWS, policy_name="earliest_deadline") as worker:
         due_ms = worker.unix_ms(60)
         # Received at one moment: the worker's clock would else turn one deadline into two, a millisecond apart.
-        now = {"received_s": time.monotonic(), "received_unix_ms": worker.unix_ms()}
+        now: dict[str, Any] = {"received_s": time.monotonic(), "received_unix_ms": worker.unix_ms()}
         for name in ("first", "second", "third"):
             await worker.take(job_of(name, *range(5), deadline_unix_ms=due_ms), **now)
         await time.advance(3.5)

@@ -85,6 +85,7 @@ class Desk:
             device=self.device,
             cpus={"m": self.pool},
             after=RunningP95(AFTER_S),
+            beyond=RunningP95(AFTER_S),
             finisher=Finisher(
                 store=cast("Any", FakeStore()),
                 replies=Replies(cast("Any", self.publisher), self.metrics),

@@ -35,6 +35,7 @@ class Run:
         unwanted: which items of the batch nobody waits for any more.
 
     Attributes:
+        planned_end_s: when it was expected to end as its batch was composed, monotonic seconds; None = not known.
         began_s: when it got the device, monotonic seconds; None while it waits.
         on_begun: called soon after.
     """
@@ -53,6 +54,7 @@ class Run:
         self._unwanted = unwanted
         self.expected_s = expected_s
         self.alone = alone
+        self.planned_end_s: float | None = None
         self.began_s: float | None = None
         self.on_begun: Callable[[], None] | None = None
 
@@ -104,6 +106,7 @@ class Device:
         self._changed = asyncio.Event()
         self._check = RunningP95(_FIRST_CHECK_S)
         self._composed_s = 0.0
+        self._planned_end_s: float | None = None
         self.lost = asyncio.Event()
 
     @property
@@ -130,6 +133,8 @@ class Device:
 
         Holds until it is entered; None or 0 says that it will not be.
         """
+        self._composed_s = 0.0
+        self._planned_end_s = self.start_s + expected_s if expected_s else None
         self._composed_s = expected_s or 0.0
 
     def checked(self, check_s: float) -> None:
@@ -158,6 +163,7 @@ class Device:
         """
         self._composed_s = 0.0
         run = Run(self._clock, self._changed.set, expected_s, alone=alone, unwanted=unwanted)
+        run.planned_end_s, self._planned_end_s = self._planned_end_s, None
         self._runs[run] = None
         return run
 

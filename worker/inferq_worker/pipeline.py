@@ -59,6 +59,7 @@ class Pipeline:
         answerer: signs results.
         finisher: stores, publishes, parks and settles answers.
         after: learns what follows a run until the answers are out.
+        beyond: learns how long after the predicted end of a run they are.
         batches_in_flight: most batches between composition and their last answer; >= 1.
         tasks: owns what goes on in the background.
     """
@@ -79,6 +80,7 @@ class Pipeline:
         finisher: Finisher,
         store: Store,
         after: RunningP95,
+        beyond: RunningP95,
         batches_in_flight: int,
         metrics: Metrics,
         tasks: Tasks,
@@ -96,6 +98,7 @@ class Pipeline:
         self._finisher = finisher
         self._store = store
         self._after = after
+        self._beyond = beyond
         self._room = asyncio.Semaphore(batches_in_flight)
         self._metrics = metrics
         self._tasks = tasks
@@ -185,6 +188,8 @@ class Pipeline:
         try:
             report, record = await self._run(batch, record, run)
             await self._bring_out(batch, report, record, RunTimes(closed_s, time.monotonic()))
+            if run.planned_end_s is not None and not report.timed_out:
+                self._beyond.observe(time.monotonic() - run.planned_end_s)
         except DeviceLost:
             for item in batch.items:
                 if item in self._hand:

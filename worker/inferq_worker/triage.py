@@ -35,6 +35,7 @@ class Triage:
         latency_of: run times of a bucket's model.
         cpus: CPU workers by model, kept current by the upkeep; empty in the CPU role.
         after: what follows a run until the answer is out.
+        beyond: how long after the predicted end of a run that is.
     """
 
     def __init__(  # noqa: PLR0913 - what a judgement rests on
@@ -45,6 +46,7 @@ class Triage:
         device: Device,
         cpus: Mapping[str, CpuPool],
         after: RunningP95,
+        beyond: RunningP95,
         finisher: Finisher,
         clock: Clock,
         metrics: Metrics,
@@ -59,6 +61,7 @@ class Triage:
         self._metrics = metrics
         self._tasks = tasks
         self._after = after
+        self._beyond = beyond
 
     def admits(self, item: WorkItem) -> bool:
         """Whether the GPU takes the job; False: it was diverted.
@@ -92,6 +95,7 @@ class Triage:
         """The job is turned away, because of predictions that no run may confirm any more."""
         if self._latency_of(item.bucket).doubt(self._clock.now(), item.bucket):
             self._after.doubt()
+            self._beyond.doubt()
 
     def rescues(self, item: WorkItem, *, reason: str, patience_until_s: float = float("inf")) -> bool:
         """Whether a CPU worker can still answer a job in time, and the job was handed to it.

@@ -88,13 +88,15 @@ def wire(  # noqa: PLR0913 - what the program hands in
     device = Device(turns, clock)
     cpus = {name: CpuPool() for name, model in models.items() if settings.role == "gpu" and model.file.fallback}
     after = RunningP95(_FIRST_AFTER_S)
-    policy = _policy(settings, models, after)
+    beyond = RunningP95(_FIRST_AFTER_S)
+    policy = _policy(settings, models, beyond)
     triage = Triage(
         policy=policy if isinstance(policy, ForecastingPolicy) else None,
         latency_of=lambda bucket: _model(models, bucket).latency,
         device=device,
         cpus=cpus,
         after=after,
+        beyond=beyond,
         finisher=finisher,
         clock=clock,
         metrics=metrics,
@@ -138,6 +140,7 @@ def wire(  # noqa: PLR0913 - what the program hands in
         finisher=finisher,
         store=store,
         after=after,
+        beyond=beyond,
         batches_in_flight=settings.batching.in_flight,
         metrics=metrics,
         tasks=tasks,
@@ -146,7 +149,7 @@ def wire(  # noqa: PLR0913 - what the program hands in
     return Steps(intake, pipeline, hand, held, finisher, undertaker, device, breakers, cpus)
 
 
-def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel], after: RunningP95) -> Policy[WorkItem]:
+def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel], beyond: RunningP95) -> Policy[WorkItem]:
     batching = settings.batching
 
     def max_rows(bucket: Hashable) -> int:
@@ -155,13 +158,15 @@ def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel], after: 
         return session.max_rows(shapes) if session.info.batchable else 1
 
     def predict_s(bucket: Hashable, rows: int) -> float | None:
-        """Until the answer is out, in about four of five cases: what a deadline is compared with.
+        return _model(models, bucket).latency.predict(rows, bucket)
 
-        Under overload the head of every batch is just in time: with the mean half of the heads would be late, and with
-        the p95 many would be given up that a run would still have answered.
+    def margin_s() -> float:
+        """Until the answers are out, in nineteen of twenty cases.
+
+        Under overload every batch is full of jobs that are just in time, so whatever comes later than predicted (the
+        start, the end of the run, the answers) makes a share of them late, and as many others were given up for them.
         """
-        run_s = _model(models, bucket).latency.likely(rows, bucket)
-        return None if run_s is None else run_s + after.seconds
+        return beyond.seconds
 
     if batching.policy == "size_or_timeout":
         return SizeOrTimeout(
@@ -172,6 +177,7 @@ def _policy(settings: WorkerSettings, models: Mapping[str, ServedModel], after: 
         max_bytes=batching.max_bytes,
         max_wait_s=batching.max_wait_s,
         predict_s=predict_s,
+        margin_s=margin_s,
         bulk_share=batching.bulk_share,
         ageing_s=batching.ageing_s,
     )

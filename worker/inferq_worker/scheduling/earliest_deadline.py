@@ -39,7 +39,8 @@ class EarliestDeadline(Generic[T]):
         max_wait_s: longest a job waits for company while a device is free.
         predict_s: bucket, rows -> expected run seconds, padding included, of more than a batch those of all steps; None
             while nothing is known.
-        margin_s: kept between the expected end of a run and a deadline: what follows the run, and timer slack.
+        margin_s: kept between the expected end of a run and a deadline, or who knows it at the moment: what follows the
+            run, and what may come later than expected.
         bulk_share: rows that bulk jobs get under overload, as a share of all; 0..1.
         ageing_s: a job without deadline precedes bulk jobs that are due later than this after its arrival.
     """
@@ -51,7 +52,7 @@ class EarliestDeadline(Generic[T]):
         max_bytes: int,
         max_wait_s: float,
         predict_s: Callable[[Hashable, int], float | None],
-        margin_s: float = 0.001,
+        margin_s: float | Callable[[], float] = 0.001,
         bulk_share: float = 0.1,
         ageing_s: float = 60.0,
     ) -> None:
@@ -59,7 +60,7 @@ class EarliestDeadline(Generic[T]):
         self._max_bytes = max_bytes
         self._max_wait_s = max_wait_s
         self._predict_s = predict_s
-        self._margin_s = margin_s
+        self._margin_now_s = margin_s if callable(margin_s) else lambda: margin_s
         self._bulk_share = bulk_share
         self._ageing_s = ageing_s
         self._buckets: dict[Hashable, Bucket[T]] = {}
@@ -211,7 +212,7 @@ class EarliestDeadline(Generic[T]):
 
     def _solo(self, start_s: float, given_up: list[T]) -> Batch[T] | None:
         item = next(iter(self._suspects))
-        finish_s = start_s + self._run_s(item.bucket, item.rows_left) + self._margin_s
+        finish_s = start_s + self._run_s(item.bucket, item.rows_left) + self._margin_now_s()
         if droppable(item) and self._suspects.first_due_s() < finish_s:
             self._drop_suspect(start_s, given_up)
             return None
@@ -263,7 +264,7 @@ class EarliestDeadline(Generic[T]):
     def _latest_s(self, key: Hashable) -> float:
         """When a batch with one more row must start to be in time for the first job."""
         bucket = self._buckets[key]
-        return bucket.first_due_s() - self._run_s(key, bucket.rows + 1) - self._margin_s
+        return bucket.first_due_s() - self._run_s(key, bucket.rows + 1) - self._margin_now_s()
 
     def _run_s(self, key: Hashable, rows: int) -> float:
         return self._predict_s(key, rows) or 0.0
@@ -273,7 +274,7 @@ class EarliestDeadline(Generic[T]):
         bucket, target = self._buckets[key], self.target_rows(key)
         others = (other.urgent.first_due_s() for other in self._buckets.values() if other is not bucket)
         run_s = partial(self._run_s, key)
-        device = Device(start_s, self._margin_s, run_s, target, min(others, default=_NEVER_S))
+        device = Device(start_s, self._margin_now_s(), run_s, target, min(others, default=_NEVER_S))
         limits = {queue: self._give_up(key, queue, device, given_up) for queue in (bucket.urgent, bucket.bulk)}
         self._was_quiet = False
         if not len(bucket):

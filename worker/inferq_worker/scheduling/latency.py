@@ -94,12 +94,6 @@ class LatencyTable:
         speed = self._speeds.get(bucket)
         return mean_s if mean_s is None or speed is None else mean_s * (1.0 + _P95_DEVIATIONS * speed.deviation)
 
-    def likely(self, rows: int, bucket: Hashable = None) -> float | None:
-        """Seconds that about four of five such batches do not exceed (mean and mean deviation), or None."""
-        mean_s = self.predict(rows, bucket)
-        speed = self._speeds.get(bucket)
-        return mean_s if mean_s is None or speed is None else mean_s * (1.0 + speed.deviation)
-
     def doubt(self, now_s: float, bucket: Hashable = None) -> bool:
         """A job is turned away because of these predictions: while no run confirms them they sink.
 
