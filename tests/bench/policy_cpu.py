@@ -1,14 +1,15 @@
 """CPU that a worker spends on a job at saturation without deadlines: deadline scheduler against the plain batcher.
 
-A command, not a test: `make bench-policy-cpu`. Rounds are interleaved (one policy, then the other, seven times) and
-medians compared, because a machine drifts; the model is tiny, so that what is measured is the worker. The last line is
-JSON.
+A command, not a test: `make bench-policy-cpu`. A worker of each policy takes turns with the other in short chunks, and
+the medians of seven rounds are compared, because a machine drifts; the model is tiny, so that what is measured is the
+worker. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -22,6 +23,8 @@ from tests.bench.goodput import POLICIES, Worker
 
 from inferq import Client
 
+CHUNKS = 10
+"""A round is so many turns for each policy."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -31,27 +34,42 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-async def one_round(model: Path, policy: str, jobs: int) -> float:
-    """Microseconds of worker CPU for a job."""
+async def spent_s(worker: Worker, client: Client, model: str, jobs: int) -> float:
+    """CPU seconds of a worker for these jobs."""
     x = np.ones((1, 4), np.float32)
-    async with Worker(model, policy, max_rows=32) as worker, Client(reply="queue") as client:
-        for count in (jobs // 5, jobs):
-            before_s = cpu_s(worker.pid)
-            answers = [answer async for answer in client.infer_many(model.stem, ({"x": x} for _ in range(count)))]
-            assert all(answer.error is None for answer in answers)
-            spent_s = cpu_s(worker.pid) - before_s
-    return spent_s / jobs * 1e6
+    before_s = cpu_s(worker.pid)
+    answers = [answer async for answer in client.infer_many(model, ({"x": x} for _ in range(jobs)))]
+    assert all(answer.error is None for answer in answers)
+    return cpu_s(worker.pid) - before_s
 
 
 async def measure(rounds: int, jobs: int) -> dict[str, list[float]]:
-    """Microseconds for a job by policy, one figure a round."""
+    """Microseconds for a job by policy, one figure a round.
+
+    Both workers live all the time and take turns, a short chunk each: what a machine does to one, it does to the other.
+    """
     figures: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    with tempfile.TemporaryDirectory() as folder:
-        model = models.scale(Path(folder), features=4)
-        for number in range(rounds):
-            for policy in POLICIES if number % 2 else reversed(POLICIES):
-                figures[policy].append(await one_round(model, policy, jobs))
-                print(f"  round {number + 1}: {policy:18} {figures[policy][-1]:6.1f} us", flush=True)
+    with contextlib.ExitStack() as folders:
+        models_of = {
+            policy: models.scale(Path(folders.enter_context(tempfile.TemporaryDirectory())), features=4).rename(
+                Path(folders.enter_context(tempfile.TemporaryDirectory())) / f"{policy}.onnx"
+            )
+            for policy in POLICIES
+        }
+        async with contextlib.AsyncExitStack() as workers, Client(reply="queue") as client:
+            serving = {
+                policy: await workers.enter_async_context(Worker(model, policy, max_rows=32))
+                for policy, model in models_of.items()
+            }
+            for number in range(rounds + 1):
+                spent = dict.fromkeys(POLICIES, 0.0)
+                for chunk in range(CHUNKS):
+                    for policy in POLICIES if (chunk + number) % 2 else reversed(POLICIES):
+                        spent[policy] += await spent_s(serving[policy], client, policy, jobs // CHUNKS)
+                if number:  # the first warms up
+                    for policy in POLICIES:
+                        figures[policy].append(spent[policy] / jobs * 1e6)
+                        print(f"  round {number}: {policy:18} {figures[policy][-1]:6.1f} us", flush=True)
     return figures
 
 
