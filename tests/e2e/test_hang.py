@@ -15,7 +15,7 @@ from tests.e2e.raw_client import RawClient, job, now_ms, raw_client
 from tests.e2e.worker_process import Site, WorkerProcess, Workers, until
 
 pytestmark = pytest.mark.timeout(180)
-MINUTES = 200_000.0
+MINUTES = 400_000.0
 """Keeps a core busy for more than a minute."""
 EXIT_FAILED = 1
 TIMED_OUT = 'onnx_inference_timeout_total{model="long"}'

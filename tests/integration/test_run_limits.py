@@ -42,6 +42,14 @@ def ones(count: int, width: int = WIDTH) -> list[dict[str, np.ndarray]]:
     return [{"x": np.full((1, width), 0.1, np.float32)} for _ in range(count)]
 
 
+async def busy_for(seconds: float, session: OrtSession) -> np.ndarray:
+    """The input that keeps `one_long_node` busy for so long on this machine, whose time grows with its square."""
+    x = np.array([[6_000.0]], np.float32)
+    took_s = min([(await session.run([{"x": x}])).run_s for _ in range(3)])
+    assert took_s < LIMIT_S
+    return x * np.float32((seconds / took_s) ** 0.5)
+
+
 @pytest.fixture(name="chain")
 async def _chain(tmp_path: Path) -> AsyncIterator[OrtSession]:
     """Very many short nodes: a run of 1,024 rows takes seconds, one of a single row much less than the limit."""
@@ -79,7 +87,7 @@ async def test_one_long_node_cannot_be_stopped_and_is_given_up_for_lost_with_its
     turns = Turns(1)
     session = await opened(models.one_long_node(tmp_path), turns, grace_s=0.2)
     behind = Watcher()
-    hung = asyncio.create_task(session.run([{"x": np.array([[30_000.0]], np.float32)}]))
+    hung = asyncio.create_task(session.run([{"x": await busy_for(3.0, session)}]))
     await asyncio.sleep(0)
     waiting = asyncio.create_task(session.run([{"x": np.array([[1.0]], np.float32)}], behind))
     report = await hung
