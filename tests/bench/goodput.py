@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 FEATURES, WIDTH = 64, 16_384
 MAX_ROWS = 16
-ROW_S, FIXED_S = 0.0075, 0.015
-"""Run time that the model is calibrated to: about fifteen milliseconds and seven and a half more for each row.
+ROW_S, FIXED_S = 0.0065, 0.013
+"""Run time that the model is calibrated to: about thirteen milliseconds and six and a half more for each row.
 
-That is some 120 jobs a second: broker, store, clients and the worker's event loop need a core beside the device's, and
-share two with it here.
+That is some 135 jobs a second on an idle machine: broker, store, clients and the worker's event loop need a core beside
+the device's, and share two with it here.
 """
 POLICIES = ("earliest_deadline", "size_or_timeout")
 

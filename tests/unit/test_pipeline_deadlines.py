@@ -202,7 +202,7 @@ async def test_a_batch_is_composed_for_the_moment_when_it_will_start(time: Virtu
     async with fake_worker(time, session=Timed(), policy_name=EARLIEST) as worker:
         await warm(worker)
         await worker.take(job_of("a"))
-        deadline_unix_ms = worker.unix_ms(1.9995)
+        deadline_unix_ms = worker.unix_ms(1.9985)
         await worker.take([job_of("b1", deadline_unix_ms=deadline_unix_ms)], lane="bulk")
         await time.advance(1.1)
         assert worker.codes() == {"b1": "deadline_exceeded", "a": "ok"}

@@ -274,7 +274,9 @@ class EarliestDeadline(Generic[T]):
         bucket, target = self._buckets[key], self.target_rows(key)
         others = (other.urgent.first_due_s() for other in self._buckets.values() if other is not bucket)
         run_s = partial(self._run_s, key)
-        device = Device(start_s, self._margin_now_s(), run_s, target, min(others, default=_NEVER_S))
+        # Where all who wait can ride, nobody rides in another's place: only who is certain to be late is given up.
+        margin_s = self._margin_now_s() if bucket.rows > target else 0.0
+        device = Device(start_s, margin_s, run_s, target, min(others, default=_NEVER_S))
         limits = {queue: self._give_up(key, queue, device, given_up) for queue in (bucket.urgent, bucket.bulk)}
         self._was_quiet = False
         if not len(bucket):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +23,10 @@ _DOUBT, _DOUBT_EVERY_S = 0.8, 1.0
 """Predictions that turn jobs away and that no run confirms lose a fifth each second."""
 _LEAST_S = 1e-9
 _MOST_BUCKETS = 256
-_P95_STEP, _P95_LEAST_S = 0.2, 0.0002
+_P95_VALUES = 100
+"""So many runs are seconds to a minute of work, and a hiccup is forgotten after them."""
+_P95_FIRST = 20
+"""The first guess counts as so many, so that one outlier at the start moves nothing."""
 
 
 @dataclass(slots=True)
@@ -147,27 +152,29 @@ class LatencyTable:
 
 
 class RunningP95:
-    """What 95 % of the values seen lately do not exceed, in seconds, without keeping them.
-
-    A step up for each value above the estimate and a nineteenth of it down for each below: it rests where one in twenty
-    lies above.
+    """What 95 % of the latest values do not exceed, in seconds.
 
     Args:
         first_s: the estimate before anything was seen; > 0.
+
+    Attributes:
+        seconds: the estimate.
     """
 
     def __init__(self, first_s: float) -> None:
         self.seconds = first_s
         self._first_s = first_s
+        self._latest_s: deque[float] = deque([first_s] * _P95_FIRST, maxlen=_P95_VALUES)
 
     def observe(self, value_s: float) -> None:
         """Take a value in."""
-        step_s = _P95_STEP * max(self.seconds, _P95_LEAST_S)
-        self.seconds += 0.95 * step_s if value_s > self.seconds else -0.05 * step_s
+        self._latest_s.append(max(value_s, 0.0))
+        self.seconds = sorted(self._latest_s)[ceil(0.95 * len(self._latest_s)) - 1]
 
     def doubt(self) -> None:
         """No value confirms the estimate any more: near the first one, from above."""
         self.seconds = min(self.seconds, max(self._first_s, self.seconds * _DOUBT))
+        self._latest_s = deque((min(value_s, self.seconds) for value_s in self._latest_s), maxlen=_P95_VALUES)
 
 
 def _unpadded(rows: int) -> int:
