@@ -30,7 +30,7 @@ COMMAND = ("-m", "inferq")
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-async def until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
+async def until(condition: Callable[[], Any], what: str = "the condition is true", limit_s: float = 30.0) -> Any:
     """Poll a condition, plain or awaitable, until it is true; returns what it gave."""
     give_up_s = time.monotonic() + limit_s
     while True:

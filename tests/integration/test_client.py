@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 from pydantic import SecretStr
+from tests.e2e.worker_process import until
 from tests.integration.fake_worker import FakeWorker, fake_worker
 from tests.stack import Broker, Stack
 
@@ -32,13 +33,6 @@ from inferq_schemas import ModelTopology, Result, Tensor, Topology
 
 MODEL = "double"
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    give_up_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < give_up_s, "the condition did not come true in time"
-        await asyncio.sleep(0.02)
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import SecretStr
+from tests.e2e.worker_process import until
 from tests.fakes import metrics_of
 
 from inferq.amqp import Link, Publisher, properties
@@ -17,18 +17,11 @@ from inferq_worker.consume import LaneConsumer
 from inferq_worker.work import Delivery, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from tests.stack import Broker
 
 LANE = Lane("m", "bulk", 1, "inferq.m.bulk", window=8, window_rows=8)
-
-
-async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    give_up_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < give_up_s, "the condition did not come true in time"
-        await asyncio.sleep(0.02)
 
 
 @pytest.fixture

@@ -76,8 +76,9 @@ async def test_a_run_at_its_limit_is_stopped_and_the_session_answers_rightly_aft
 async def test_the_limit_counts_from_the_start_of_the_run_and_not_from_the_wait_for_the_device(
     chain: OrtSession,
 ) -> None:
-    long = asyncio.create_task(chain.run(ones(1024)))
-    await asyncio.sleep(0)
+    first = Watcher()
+    long = asyncio.create_task(chain.run(ones(1024), first))
+    await first.begun.wait()
     waited = await chain.run(ones(1))
     assert (await long).timed_out
     assert not waited.timed_out
@@ -86,9 +87,9 @@ async def test_the_limit_counts_from_the_start_of_the_run_and_not_from_the_wait_
 async def test_one_long_node_cannot_be_stopped_and_is_given_up_for_lost_with_its_turn(tmp_path: Path) -> None:
     turns = Turns(1)
     session = await opened(models.one_long_node(tmp_path), turns, grace_s=0.2)
-    behind = Watcher()
-    hung = asyncio.create_task(session.run([{"x": await busy_for(3.0, session)}]))
-    await asyncio.sleep(0)
+    first, behind = Watcher(), Watcher()
+    hung = asyncio.create_task(session.run([{"x": await busy_for(3.0, session)}], first))
+    await first.begun.wait()
     waiting = asyncio.create_task(session.run([{"x": np.array([[1.0]], np.float32)}], behind))
     report = await hung
     assert report.timed_out
