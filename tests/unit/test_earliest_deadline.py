@@ -593,7 +593,8 @@ class Model(PolicyModel):
 
     def check(self, batch: Batch[Job], start_s: float) -> None:
         super().check(batch, start_s)
-        finish_s = start_s + run_s(batch.rows) + MARGIN_S
+        # The margin is only kept where somebody else needs the seat.
+        finish_s = start_s + run_s(batch.rows)
         for job in batch.items:
             assert job.serve_late or job.deadline_s is None or finish_s <= job.deadline_s + 1e-9
 
@@ -617,3 +618,16 @@ def test_single_rows_leave_in_as_few_batches_as_there_can_be(jobs: int, max_rows
     for number in range(jobs):
         policy.put("a", gap_ms / 1000 * number)
     assert len(policy.batches(10.0)) == -(-jobs // max_rows)
+
+
+def test_a_job_inside_the_margin_rides_where_nobody_needs_its_seat_and_is_given_up_where_somebody_does() -> None:
+    due_s = run_s(MAX_ROWS) + 0.5 * 0.050
+    alone = Policy(margin_s=0.050)
+    alone.put("a", deadline_s=due_s)
+    poll = alone.poll(MAX_WAIT_S / 2, free=True, start_s=0.0)
+    assert poll.given_up == ()
+    crowded = Policy(margin_s=0.050)
+    crowded.put("a", deadline_s=due_s)
+    for number in range(4 * MAX_ROWS):
+        crowded.put(f"b{number}", deadline_s=1.0 + number / 1000)
+    assert [job.name for job in crowded.poll(MAX_WAIT_S / 2, free=True, start_s=0.0).given_up] == ["a"]
