@@ -148,6 +148,9 @@ class SizeOrTimeout(Generic[T]):
         if not due:
             return None, _NEVER_S
         due_s, reason, key = min(due, key=lambda entry: entry[0])
+        if suspect is not None:
+            # It waits for one ordinary batch, but that one must not keep it beyond its own window.
+            due_s = min(due_s, suspect[1].arrived_s + self._max_wait_s)
         if due_s > now_s:
             return None, due_s
         return self._compose(key, reason), _NEVER_S
