@@ -1,9 +1,11 @@
 """Runs on the real ONNX Runtime that last too long: stopped midway, or given up for lost; and what waits behind."""
 
 import asyncio
+import queue
 import threading
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -11,22 +13,30 @@ from tests import models
 
 from inferq_worker.models.repository import ModelFile
 from inferq_worker.runtime import DeviceLost, RowError, RuntimeSettings, Turns, open_session
+from inferq_worker.runtime.engine import OrtEngine, OrtRun
+from inferq_worker.runtime.interface import Feeds
 from inferq_worker.runtime.session import OrtSession
+
+Packed: TypeAlias = "queue.SimpleQueue[int]"
 
 WIDTH = 512
 LIMIT_S = 0.3
+HOLD_S = 20.0
 
 
 class Watcher:
-    """Notes when a run gets the device; leaves out what it is told to."""
+    """Notes when a run gets the device; leaves out what it is told to, and keeps the device until it may go on."""
 
     def __init__(self, *unwanted: int) -> None:
         self._unwanted = unwanted
         self.asked = threading.Event()
         self.begun = asyncio.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
 
     def unwanted(self) -> Collection[int]:
         self.asked.set()
+        assert self.may_go_on.wait(HOLD_S)
         return self._unwanted
 
     def started(self) -> None:
@@ -50,12 +60,32 @@ async def busy_for(seconds: float, session: OrtSession) -> np.ndarray:
     return x * np.float32((seconds / took_s) ** 0.5)
 
 
+@pytest.fixture(name="turns")
+def _turns() -> Turns:
+    return Turns(1)
+
+
 @pytest.fixture(name="chain")
-async def _chain(tmp_path: Path) -> AsyncIterator[OrtSession]:
+async def _chain(tmp_path: Path, turns: Turns) -> AsyncIterator[OrtSession]:
     """Very many short nodes: a run of 1,024 rows takes seconds, one of a single row much less than the limit."""
-    session = await opened(models.slow(tmp_path, layers=200, width=WIDTH))
+    session = await opened(models.slow(tmp_path, layers=200, width=WIDTH), turns)
     yield session
     await session.close()
+
+
+@pytest.fixture(name="packed")
+def _packed(monkeypatch: pytest.MonkeyPatch) -> Packed:
+    """Rows of each run that lies ready, in order."""
+    packed: Packed = queue.SimpleQueue()
+    prepare = OrtEngine.prepare
+
+    def watched(engine: OrtEngine, feeds: Feeds) -> OrtRun:
+        run = prepare(engine, feeds)
+        packed.put(len(feeds["x"]))
+        return run
+
+    monkeypatch.setattr(OrtEngine, "prepare", watched)
+    return packed
 
 
 async def test_a_run_at_its_limit_is_stopped_and_the_session_answers_rightly_afterwards(chain: OrtSession) -> None:
@@ -101,13 +131,20 @@ async def test_one_long_node_cannot_be_stopped_and_is_given_up_for_lost_with_its
     assert not behind.asked.is_set(), "it has not been run"
 
 
-async def test_two_runs_of_one_device_do_not_overlap_and_the_second_is_packed_meanwhile(chain: OrtSession) -> None:
+async def test_two_runs_of_one_device_do_not_overlap_and_the_second_is_packed_meanwhile(
+    chain: OrtSession, packed: Packed
+) -> None:
     first, second = Watcher(), Watcher()
-    both = [asyncio.create_task(chain.run(ones(2), watcher)) for watcher in (first, second)]
-    await first.begun.wait()
-    assert not second.asked.is_set()
+    first.may_go_on.clear()
+    both = [asyncio.create_task(chain.run(ones(1), first))]
+    assert await asyncio.to_thread(packed.get, timeout=HOLD_S) == 1
+    assert await asyncio.to_thread(first.asked.wait, HOLD_S)
+    both.append(asyncio.create_task(chain.run(ones(2), second)))
+    assert await asyncio.to_thread(packed.get, timeout=HOLD_S) == 2
+    assert not await asyncio.to_thread(second.asked.wait, 0.1)
+    first.may_go_on.set()
     await asyncio.gather(*both)
-    assert second.begun.is_set()
+    assert second.asked.is_set()
 
 
 async def test_items_that_nobody_waits_for_any_more_are_left_out_of_the_run(chain: OrtSession) -> None:
@@ -123,15 +160,17 @@ async def test_a_batch_that_nobody_waits_for_takes_no_run(chain: OrtSession) -> 
     assert (report.rows, report.run_s) == (0, 0.0)
 
 
-async def test_two_models_share_the_turns_of_their_device(tmp_path: Path) -> None:
-    turns = Turns(1)
-    chain = await opened(models.slow(tmp_path, layers=300, width=WIDTH), turns)
+async def test_two_models_share_the_turns_of_their_device(
+    tmp_path: Path, turns: Turns, chain: OrtSession, packed: Packed
+) -> None:
     other = await opened(models.scale(tmp_path), turns)
     first, second = Watcher(), Watcher()
-    long = asyncio.create_task(chain.run(ones(4), first))
-    await first.begun.wait()
-    short = asyncio.create_task(other.run([{"x": np.ones((1, 3), np.float32)}], second))
-    await asyncio.sleep(0)
-    assert not second.asked.is_set()
-    await asyncio.gather(long, short)
-    await asyncio.gather(chain.close(), other.close())
+    first.may_go_on.clear()
+    both = [asyncio.create_task(chain.run(ones(1), first))]
+    assert await asyncio.to_thread(first.asked.wait, HOLD_S)
+    both.append(asyncio.create_task(other.run([{"x": np.ones((2, 3), np.float32)}], second)))
+    assert [await asyncio.to_thread(packed.get, timeout=HOLD_S) for _ in both] == [1, 2]
+    assert not await asyncio.to_thread(second.asked.wait, 0.1)
+    first.may_go_on.set()
+    await asyncio.gather(*both)
+    await other.close()
