@@ -194,9 +194,12 @@ class Tensor(BaseModel):
                 long double) or one that differs from `dtype`; `too_large` above the rank limit.
         """
         array = np.asarray(array)
+        said = DTYPES.get(dtype) if dtype is not None else None
+        if said is not None and said.storage is not None and array.dtype == said.storage and _may_be_sent(array):
+            return cls._built(said.name, array.shape, array.tobytes())  # what comes out of a model, nearly always
         name = _contract_name(array, dtype)
         storage = DTYPES[name].storage
-        if storage is not None and array.ndim <= DEFAULT_LIMITS.rank:
+        if storage is not None and _may_be_sent(array):
             return cls._built(name, array.shape, _little_endian_bytes(array, storage))
         data = _texts(array) if storage is None else _little_endian_bytes(array, storage)
         try:
@@ -214,6 +217,10 @@ class Tensor(BaseModel):
         set_attribute(made, "__pydantic_extra__", None)
         set_attribute(made, "__pydantic_private__", None)
         return made
+
+
+def _may_be_sent(array: np.ndarray[Any, Any]) -> bool:
+    return array.ndim <= DEFAULT_LIMITS.rank
 
 
 def _check_data(dtype: DTypeName, shape: tuple[int, ...], data: bytes | tuple[str, ...]) -> None:

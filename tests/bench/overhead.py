@@ -1,8 +1,9 @@
 """CPU that the worker adds to a run, between the scheduler and the results, as a share of the run itself.
 
 A command, not a test: `make bench-overhead`. Admitted single-row jobs go through the real scheduler, device, session
-and answer building; store and broker are left out, and so is packing. Beside it stands a bare loop of `session.run`
-over the same batches, packed beforehand. Rounds are interleaved and medians compared. The last line is JSON.
+and answer building; store and broker are left out, and so is packing answers. Beside it stands a bare loop of
+`session.run` over the same batches, collated beforehand. Jobs are made and admitted as they are taken in, as in a
+worker; neither that nor the taking in is counted. Rounds are interleaved and medians compared. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tests.bench.goodput import FEATURES, write_model
 from tests.fakes import FakeChannel, delivery_of, settler_of
 
 from inferq_schemas import Job, Tensor
+from inferq_worker import interpreter
 from inferq_worker.admit import admit
 from inferq_worker.answer import Answerer
 from inferq_worker.breakers import Breakers
@@ -101,6 +103,7 @@ class Bench:
         )
         models = {"calibrated": model}
         self.session = session
+        self.settler = settler_of(FakeChannel())
         self.sink = Sink()
         triage: Any = None
         outbox: Any = None
@@ -136,37 +139,33 @@ class Bench:
             tasks=tasks,
         )
 
-    def items(self, rows: np.ndarray) -> list[WorkItem]:
-        """One admitted job for each row."""
-        settler, now_s, deadline_ms = settler_of(FakeChannel()), time.monotonic(), time.time_ns() // 10**6 + 600_000
-        items = []
-        for number, row in enumerate(rows):
+    def _admit(self, rows: np.ndarray, first: int) -> None:
+        """One job for each row, decoded, admitted and taken in."""
+        now_s, deadline_ms = time.monotonic(), time.time_ns() // 10**6 + 600_000
+        for number, row in enumerate(rows, first):
             tensor = Tensor.from_numpy(row[None])
             job = Job(id=f"job-{number}", model="calibrated", inputs={"x": tensor}, deadline_unix_ms=deadline_ms)
-            request = Request(delivery_of(b"", settler=settler, tag=number), "interactive")
-            items.append(
-                admit(
-                    job, request, job.inputs, self.session.info,
-                    max_rows=4096, deadline_s=now_s + 600, lane_rank=0,
-                )
+            delivery = delivery_of(b"", settler=self.settler, tag=number, received_s=now_s)
+            item = admit(
+                job, Request(delivery, "interactive"), job.inputs, self.session.info,
+                max_rows=4096, deadline_s=now_s + 600, lane_rank=0,
             )  # fmt: skip
-        return items
+            self.batcher.add(item)
+            self.hand.take(item)
 
-    async def answer(self, items: Sequence[WorkItem]) -> float:
-        """CPU seconds, of all threads, from the scheduler to the results."""
-        self.sink.answers, waiting = 0, iter(items)
-        started_s = time.process_time()
-        sent = 0
-        while self.sink.answers < len(items):
+    async def answer(self, rows: np.ndarray) -> float:
+        """CPU seconds, of all threads, from the composition of batches to their results."""
+        self.sink.answers = sent = 0
+        started_s, admitting_s = time.process_time(), 0.0
+        while self.sink.answers < len(rows):
             self.sink.came.clear()
-            while sent < len(items) and sent - self.sink.answers < AHEAD_BATCHES * BATCH_ROWS:
-                item = next(waiting)
-                item.arrived_s = time.monotonic()
-                self.batcher.add(item)
-                self.hand.take(item)
-                sent += 1
+            room = AHEAD_BATCHES * BATCH_ROWS - (sent - self.sink.answers)
+            began_s = time.thread_time()
+            self._admit(rows[sent : sent + room], sent)
+            admitting_s += time.thread_time() - began_s
+            sent = min(sent + room, len(rows))
             await self.sink.came.wait()
-        return time.process_time() - started_s
+        return time.process_time() - started_s - admitting_s
 
 
 class _NoCpu:
@@ -192,14 +191,12 @@ def raw_session(path: Path) -> onnxruntime.InferenceSession:
 
 def calibrated(folder: Path) -> Path:
     """A model whose run of a full batch takes about `RUN_S` on this machine."""
-    x = np.zeros((BATCH_ROWS, FEATURES), np.float32)
-    session = raw_session(write_model(folder, 4, 0, width=1024))
-    runs = []
-    for _ in range(30):
-        started_s = time.process_time()
-        session.run(None, {"x": x})
-        runs.append((time.process_time() - started_s) / 4)
-    return write_model(folder, max(1, round(RUN_S / statistics.median(runs))), 0, width=1024)
+    batches = [np.random.default_rng(0).random((BATCH_ROWS, FEATURES), np.float32)] * 100
+    steps = 16
+    for _ in range(3):
+        path = write_model(folder, steps, 0, width=1024)
+        steps = max(1, round(steps * RUN_S / (bare(raw_session(path), batches) / len(batches))))
+    return write_model(folder, steps, 0, width=1024)
 
 
 async def measure(path: Path, rounds: int, batches: int) -> dict[str, Any]:
@@ -213,9 +210,9 @@ async def measure(path: Path, rounds: int, batches: int) -> dict[str, Any]:
     async with asyncio.TaskGroup() as group:
         bench = Bench(session, group, latency)
         serving = group.create_task(bench.pipeline.serve())
+        interpreter.started()
         for number in range(rounds + 1):
-            items = bench.items(rows)
-            spent = {"worker": await bench.answer(items), "bare": bare(raw, packed)}
+            spent = {"worker": await bench.answer(rows), "bare": bare(raw, packed)}
             if number:  # the first warms up
                 for kind, cpu_s in spent.items():
                     figures[kind].append(cpu_s / batches * 1000)
@@ -233,11 +230,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=200, help="batches of 32 jobs in a round (default 200)")
     arguments = parser.parse_args()
-    # As in production, where a line is written for each batch; to nowhere, so that a terminal's speed does not count.
-    logging.disable(logging.INFO)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with tempfile.TemporaryDirectory() as folder:
-        result = asyncio.run(measure(calibrated(Path(folder)), arguments.rounds, arguments.batches))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # the worker's default
+    interpreter.tune()
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=interpreter.loop_factory()) as runner:
+        result = runner.run(measure(calibrated(Path(folder)), arguments.rounds, arguments.batches))
     print(f"  session.run alone {result['bare_ms_per_batch']:.2f} ms of CPU a batch of {BATCH_ROWS} single-row jobs")
     print(f"  with the worker   {result['worker_ms_per_batch']:.2f} ms: {result['overhead_ratio']:.1%} on top")
     print(json.dumps({"bench": "overhead", **result}))

@@ -65,22 +65,22 @@ class Answerer:
             info: the model's signature.
         """
         dtypes = {spec.name: spec.dtype for spec in info.outputs}
-        now_ms = time.time() * 1000
+        now_ms, ended_s, fallback = time.time() * 1000, times.ended_s, self.is_fallback
         for item, outputs in done:
-            late = item.deadline_s is not None and times.ended_s > item.deadline_s
+            job, deadline_s = item.job, item.deadline_s
             tensors, error = _came_of(outputs, dtypes)
             result = Result(
-                item.job.id,
+                job.id,
                 "ok" if error is None else "error",
-                outputs=tensors,
-                error=error,
-                late=late,
-                fallback=self.is_fallback,
-                served_by=served_by,
-                timing_ms=_timing(item, times, now_ms),
-                batch=ran_in,
+                tensors,
+                error,
+                deadline_s is not None and ended_s > deadline_s,
+                fallback,
+                served_by,
+                _timing(item, times, now_ms),
+                ran_in,
             )
-            yield Answer(tuple(item.requests), result, item.digest, job=item.job)
+            yield Answer(tuple(item.requests), result, item.digest, job=job)
 
     def failure(self, item: WorkItem, error: WorkError, served_by: ServedBy | None = None) -> Answer:
         """The answer to an admitted job that will not run."""

@@ -26,6 +26,7 @@ from inferq.configuration import ConfigurationError
 from inferq.redis_pools import open_redis
 from inferq.settings import effective
 from inferq.version import installed_version
+from inferq_worker import interpreter
 from inferq_worker.broker import Broker, lanes_of
 from inferq_worker.budget import Windows
 from inferq_worker.cpu import CpuWorker
@@ -59,8 +60,6 @@ _Opened: TypeAlias = "tuple[ModelFile, Session, Mapping[int, float]]"
 _log = structlog.get_logger(__name__)
 _LOOP_SILENT_S = 10.0
 _OBSERVE_EVERY_S = 1.0
-_SWITCH_S = 0.0005
-"""Longest wait of a thread whose run has ended for its turn in Python, whose own 5 ms would leave the device idle."""
 START_ERRORS = (ConfigurationError, RepositoryError, ModelRefused, RuntimeUnavailable, AdminError)
 EXIT_OK, EXIT_FAILED, EXIT_CONFIGURATION, EXIT_MEMORY = 0, 1, 2, 3
 
@@ -75,10 +74,10 @@ def serve(settings: WorkerSettings) -> int:
     worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     json_lines = {"auto": None, "json": True, "console": False}[settings.log.format]
     configure_logging(settings.log.level, json_lines, fields={"service": "inferq-worker", "worker_id": worker})
-    sys.setswitchinterval(_SWITCH_S)
+    interpreter.tune()
     try:
         models = find_models(settings.models.dir, settings.models.files)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=interpreter.loop_factory()) as runner:
             status = runner.run(Worker(settings, models, worker).run())
     except (*START_ERRORS, ExceptionGroup) as error:
         refused = _start_error(error)
@@ -105,14 +104,6 @@ def _start_error(error: Exception) -> Exception | None:
         matching, others = error.split(START_ERRORS)
         return None if matching is None or others is not None else _start_error(matching.exceptions[0])
     return error
-
-
-def _loop_factory() -> Any:
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 class Worker:
@@ -228,6 +219,7 @@ class Worker:
             tasks=tasks,
         )
         self._models, self._steps = models, steps
+        interpreter.started()
         loop = group.create_task(steps.pipeline.serve())
         # Before the gate, whose questions may take long: what keeps the broker away is then known at once.
         broker = group.create_task(self._broker.run())

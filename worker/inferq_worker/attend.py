@@ -7,6 +7,8 @@ answer in time: those of the run, and those behind it. Whoever answers first is 
 
 from __future__ import annotations
 
+from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from inferq_worker.scheduling.clock import Timer
     from inferq_worker.triage import Triage
     from inferq_worker.work import WorkItem
+
+
+_deadline_s_of: attrgetter[float] = attrgetter("deadline_s")
 
 
 class Attendant:
@@ -41,7 +46,8 @@ class Attendant:
         triage: Triage,
         clock: Clock,
     ) -> None:
-        self._batch = batch
+        may_expire = (item for item in batch.items if item.deadline_s is not None and not item.serve_late)
+        self._by_deadline = deque(sorted(may_expire, key=_deadline_s_of))
         self._run = run
         self._hand = hand
         self._batcher = batcher
@@ -63,15 +69,12 @@ class Attendant:
 
     def _tell_expired(self) -> None:
         """It waits for the device."""
-        now_s, next_s = self._clock.now(), None
-        for item in self._batch.items:
-            if item.deadline_s is None or item.serve_late or item not in self._hand:
-                continue
-            if item.deadline_s <= now_s:
+        waiting, now_s = self._by_deadline, self._clock.now()
+        while waiting and _deadline_s_of(waiting[0]) <= now_s:
+            item = waiting.popleft()
+            if item in self._hand:
                 self._hand.expired(item)
-            else:
-                next_s = item.deadline_s if next_s is None else min(next_s, item.deadline_s)
-        self._at(next_s, self._tell_expired)
+        self._at(_deadline_s_of(waiting[0]) if waiting else None, self._tell_expired)
 
     def _begun(self) -> None:
         """It runs."""

@@ -99,8 +99,9 @@ class Breakers:
     def ran(self, model: str, report: RunReport) -> None:
         """A batch was run. Failures that are the callers' own count neither for nor against the model."""
         breaker, now_s = self._guards[model].breaker, self._clock.now()
-        failed = any(isinstance(one, RowError) and one.code not in CALLERS_FAULT for one in report.answers)
-        answered = any(not isinstance(one, RowError) for one in report.answers)
+        errors = [one for one in report.answers if isinstance(one, RowError)]
+        failed = any(error.code not in CALLERS_FAULT for error in errors)
+        answered = len(errors) < len(report.answers)
         if report.timed_out:
             opened = breaker.timed_out(now_s)
         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from inferq_worker.errors import WorkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from inferq_worker.observe.metrics import Metrics
     from inferq_worker.outbox import Outbox
@@ -72,7 +72,11 @@ class Hand:
     def __contains__(self, item: WorkItem) -> bool:
         """Whether the job, of which this may be any step, still needs an outcome."""
         held = self._items.get(item.job.id)
-        return held is not None and held.steps is item.steps
+        return held is item or (held is not None and held.steps is item.steps)
+
+    def gone(self, items: Sequence[WorkItem]) -> list[int]:
+        """Numbers of those that need no outcome any more. May be asked from any thread."""
+        return [number for number, item in enumerate(items) if item not in self]
 
     def expired(self, item: WorkItem) -> None:
         """Its deadline passed while it waited."""

@@ -113,7 +113,7 @@ class Pipeline:
                 run = self._device.enter(
                     self._predict_s(batch),
                     alone=batch.reason == "solo",
-                    unwanted=partial(_not_in, self._hand, batch.items),
+                    unwanted=partial(self._hand.gone, batch.items),
                 )
                 self._tasks.spawn(self._answer(batch, record, run, closed_s))
                 continue
@@ -157,19 +157,20 @@ class Pipeline:
                 return None, Batch((), batch.reason, batch.opened_s)
         began_s = time.monotonic()
         ids = [item.job.id for item in batch.items]
-        forget = [item.job.id for item in batch.items if _forces(item)]
+        forget = [item.job.id for item in batch.items if item.job.force and not _came_before(item)]
         record = self._store.record(ids)
         outcomes: Sequence[Outcome | None] = [None] * len(ids)
         with contextlib.suppress(StoreUnavailable):
             # If it fails, the record may be stored all the same: it is ended with the run like any other.
             outcomes = await self._store.claim(record, ids, forget=forget)
+        now_s = time.monotonic()
         runs = tuple(
-            item for item, outcome in zip(batch.items, outcomes, strict=True) if self._still_runs(item, outcome)
+            item for item, outcome in zip(batch.items, outcomes, strict=True) if self._still_runs(item, outcome, now_s)
         )
         self._device.checked(time.monotonic() - began_s)
         return record, Batch(runs, batch.reason, batch.opened_s)
 
-    def _still_runs(self, item: WorkItem, outcome: Outcome | None) -> bool:
+    def _still_runs(self, item: WorkItem, outcome: Outcome | None, now_s: float) -> bool:
         if item not in self._hand:
             return False
         if outcome is not None:
@@ -177,7 +178,7 @@ class Pipeline:
             self._outbox.repeat(item, outcome)
         elif item.stale:
             self._hand.give_back(item)
-        elif item.deadline_s is not None and item.deadline_s <= time.monotonic() and not item.serve_late:
+        elif item.deadline_s is not None and item.deadline_s <= now_s and not item.serve_late:
             self._hand.expired(item)
         else:
             return not self._evacuation.takes(item)
@@ -259,7 +260,7 @@ class Pipeline:
         for item, outputs in zip(batch.items, report.answers, strict=True):
             if item not in self._hand:
                 continue
-            if _timed_out(outputs) and self._triage.rescues(item, reason="timeout"):
+            if report.timed_out and _timed_out(outputs) and self._triage.rescues(item, reason="timeout"):
                 self._hand.leave(item)
                 continue
             whole = outputs if isinstance(outputs, RowError) else item.done(outputs, report.run_s)
@@ -284,7 +285,7 @@ class Pipeline:
                 waited_s.setdefault(item.lane, []).append(times.closed_s - item.arrived_s)
         for lane, seconds in waited_s.items():
             self._metrics.queue_times(name, lane, seconds)
-        _log.info(
+        _log.debug(
             "batch.done",
             model=name,
             jobs=len(batch.items),
@@ -294,16 +295,10 @@ class Pipeline:
         )
 
 
-def _not_in(hand: Hand, items: Sequence[WorkItem]) -> list[int]:
-    """Numbers of the items that have left the hand."""
-    return [number for number, item in enumerate(items) if item not in hand]
-
-
 def _timed_out(outputs: Feeds | RowError) -> bool:
     return isinstance(outputs, RowError) and outputs.code == "inference_timeout"
 
 
-def _forces(item: WorkItem) -> bool:
+def _came_before(item: WorkItem) -> bool:
     """`force` forgets the stored outcome once: not between two steps, nor when the job comes back after its own run."""
-    again = item.started or any(request.delivery.redelivered for request in item.requests)
-    return item.job.force and not again
+    return item.started or any(request.delivery.redelivered for request in item.requests)

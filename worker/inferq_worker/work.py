@@ -134,6 +134,8 @@ class WorkItem:
         first_row: of this step, among the job's rows.
         steps: shared by all steps of the job.
         rows: of this step.
+        all_rows: of the job.
+        rows_left: of this step and all that follow it.
     """
 
     job: Job
@@ -150,11 +152,13 @@ class WorkItem:
     first_row: int = 0
     steps: Steps = field(default_factory=Steps)
     rows: int = field(init=False)
+    all_rows: int = field(init=False)
     rows_left: int = field(init=False)
 
     def __post_init__(self) -> None:
         """As many rows as a step may have."""
-        self.rows_left = self.job.rows - self.first_row
+        self.all_rows = self.job.rows
+        self.rows_left = self.all_rows - self.first_row
         self.rows = min(self.step_rows, self.rows_left)
 
     @property
@@ -170,12 +174,12 @@ class WorkItem:
     @property
     def open_rows(self) -> int:
         """Rows of the job that have not been run."""
-        return self.job.rows - self.steps.done_rows
+        return self.all_rows - self.steps.done_rows
 
     @property
     def feeds(self) -> Feeds:
         """Inputs of this step: views `(rows, ...)`."""
-        if self.rows == self.job.rows:
+        if self.rows == self.all_rows:
             return self.inputs
         rows = slice(self.first_row, self.first_row + self.rows)
         return {name: array[rows] if array.ndim else array for name, array in self.inputs.items()}
@@ -194,13 +198,13 @@ class WorkItem:
             run_s: seconds that it ran.
         """
         steps = self.steps
-        steps.outputs[self.first_row] = outputs
         steps.done_rows += self.rows
         steps.run_s += run_s
+        if self.rows == self.all_rows:
+            return outputs
+        steps.outputs[self.first_row] = outputs
         if self.open_rows:
             return None
-        if len(steps.outputs) == 1:
-            return outputs
         parts = [part for _, part in sorted(steps.outputs.items(), key=itemgetter(0))]
         return {name: np.concatenate([part[name] for part in parts]) for name in outputs}
 
@@ -217,10 +221,12 @@ class WorkItem:
     @property
     def stale(self) -> bool:
         """Whether every delivery of it is gone."""
+        if len(self.requests) == 1:
+            return self.requests[0].delivery.stale
         return all(request.delivery.stale for request in self.requests)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Answer:
     """A terminal answer on its way to the store, the requesters, and (for what operators should see) to parking.
 

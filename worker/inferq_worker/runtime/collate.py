@@ -22,7 +22,7 @@ class RowsMixed(RunFailed):
         super().__init__("inference_failed", message)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """Rows `start <= row < stop` of item number `item`."""
 
@@ -34,6 +34,38 @@ class Piece:
     def rows(self) -> int:
         """How many rows; >= 1."""
         return self.stop - self.start
+
+
+def check_all(items: Sequence[Feeds], info: SessionInfo) -> list[int | RowError]:
+    """`check` of each item. One that is shaped like another that fits is not gone through again."""
+    checked: list[int | RowError] = []
+    fitting: Feeds | None = None
+    for item in items:
+        rows = _rows_if_alike(item, fitting) if fitting is not None and info.batchable else None
+        if rows is None:
+            found = check(item, info)
+            if isinstance(found, int) and all(array.size and not array.dtype.hasobject for array in item.values()):
+                fitting = item
+            checked.append(found)
+        else:
+            checked.append(rows)
+    return checked
+
+
+def _rows_if_alike(item: Feeds, other: Feeds) -> int | None:
+    """Rows of an item whose arrays have the types and inner shapes of the other's; None if they differ."""
+    if len(item) != len(other):
+        return None
+    rows = 0
+    for name, like in other.items():
+        array = item.get(name)
+        if array is None or array.dtype != like.dtype or array.ndim != like.ndim or array.shape[1:] != like.shape[1:]:
+            return None
+        if like.ndim:
+            if rows not in (0, array.shape[0]):
+                return None
+            rows = array.shape[0]
+    return rows or None
 
 
 def check(feeds: Feeds, info: SessionInfo) -> int | RowError:
@@ -135,6 +167,10 @@ def _pack(items: Iterable[int], rows: Mapping[int, int], limit: int) -> list[tup
     current: list[Piece] = []
     used = 0
     for item in items:
+        if used + rows[item] <= limit:
+            current.append(Piece(item, 0, rows[item]))
+            used += rows[item]
+            continue
         for start in range(0, rows[item], limit):
             piece = Piece(item, start, min(start + limit, rows[item]))
             if used + piece.rows > limit:
@@ -148,7 +184,7 @@ def _pack(items: Iterable[int], rows: Mapping[int, int], limit: int) -> list[tup
 def _company(feeds: Feeds, info: SessionInfo) -> object:
     """Equal for items that may meet in one run."""
     return tuple(
-        feeds[spec.name].item() if spec.name in info.shared else feeds[spec.name].shape[1:] for spec in info.inputs
+        [feeds[spec.name].item() if spec.name in info.shared else feeds[spec.name].shape[1:] for spec in info.inputs]
     )
 
 
@@ -164,7 +200,7 @@ class Collator:
 
     def gather(self, pieces: Sequence[Piece], feeds: Sequence[Feeds]) -> Feeds:
         """Build the feeds of one run, padded to the fixed batch or the next bucket by repeating the last row."""
-        rows = sum(piece.rows for piece in pieces)
+        rows = row_sum(pieces)
         target = self._info.padded(rows)
         first = feeds[pieces[0].item]
         collated: dict[str, Array] = {}
@@ -172,7 +208,7 @@ class Collator:
             if spec.name in self._info.shared:
                 collated[spec.name] = first[spec.name]
                 continue
-            parts = [feeds[piece.item][spec.name][piece.start : piece.stop] for piece in pieces]
+            parts = [_cut(feeds[piece.item][spec.name], piece) for piece in pieces]
             if len(parts) == 1 and target == rows and parts[0].flags.c_contiguous:
                 collated[spec.name] = parts[0]
             else:
@@ -196,6 +232,15 @@ class Collator:
         return buffer[:needed].view(dtype).reshape(shape)
 
 
+def _cut(array: Array, piece: Piece) -> Array:
+    return array if piece.stop - piece.start == array.shape[0] else array[piece.start : piece.stop]
+
+
+def row_sum(pieces: Iterable[Piece]) -> int:
+    """Rows of all of them."""
+    return sum([piece.stop - piece.start for piece in pieces])
+
+
 def share_out(outputs: Feeds, pieces: Sequence[Piece], info: SessionInfo) -> list[Feeds]:
     """Cut the outputs of a run along axis 0, one view per piece; padding rows fall away.
 
@@ -204,7 +249,7 @@ def share_out(outputs: Feeds, pieces: Sequence[Piece], info: SessionInfo) -> lis
     """
     if not info.batchable:
         return [outputs]
-    rows = sum(piece.rows for piece in pieces)
+    rows = row_sum(pieces)
     computed = info.padded(rows)
     for name, array in outputs.items():
         if array.ndim == 0 or array.shape[0] != computed:

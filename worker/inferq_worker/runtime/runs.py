@@ -10,10 +10,11 @@ from inferq_worker.runtime.caps import RowCaps, Trial
 from inferq_worker.runtime.collate import (
     Collator,
     Piece,
-    check,
+    check_all,
     inner_shapes,
     join,
     plan,
+    row_sum,
     share_out,
 )
 from inferq_worker.runtime.finite import refuse_nonfinite
@@ -59,7 +60,7 @@ class Runs:
         """
         turn = turn or Turn(self._turns)
         self._finite = finite
-        checked = [check(item, self.info) for item in feeds]
+        checked = check_all(feeds, self.info)
         rows = {item: count for item, count in enumerate(checked) if isinstance(count, int)}
         runs = self._plan(feeds, rows)
         ahead = self._prepare(runs[0], feeds) if runs else None
@@ -117,7 +118,7 @@ class Runs:
         ahead: NativeRun | RunFailed | None,
     ) -> list[Feeds | RowError]:
         """One native run of jobs, and what it says about memory."""
-        computed = self.info.padded(_rows(pieces))
+        computed = self.info.padded(row_sum(pieces))
         if self._divisible(pieces):
             trial.check(computed)
         try:
@@ -151,7 +152,7 @@ class Runs:
     def _go(self, pieces: Sequence[Piece], ready: NativeRun | RunFailed, turn: Turn) -> Feeds:
         if isinstance(ready, RunFailed):
             raise ready
-        rows = _rows(pieces)
+        rows = row_sum(pieces)
         self._padded_rows += self.info.padded(rows) - rows
         started = perf_counter()
         try:
@@ -176,10 +177,6 @@ class Runs:
                     return answer
             elapsed_s, self._run_s = report.run_s, 0.0
         return elapsed_s
-
-
-def _rows(pieces: Sequence[Piece]) -> int:
-    return sum(piece.rows for piece in pieces)
 
 
 def _halves(piece: Piece) -> tuple[Piece, Piece]:

@@ -5,6 +5,7 @@ buffers are held by the thread that uses them, so cancelling whoever waits frees
 """
 
 import asyncio
+import contextlib
 import gc
 import queue
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -225,18 +226,21 @@ class OrtSession:
         if self._rebuilding is not None:
             await asyncio.shield(self._rebuilding)
         turn = WatchedTurn(self._turns, watcher, limit_s=self._limit_s, grace_s=self._grace_s)
-        future = self._in_thread(partial(Runs.answer, feeds=tuple(feeds), turn=turn, finite=finite))
+        over = self._in_thread(partial(Runs.answer, feeds=tuple(feeds), turn=turn, finite=finite))
+        turn.on_wedged = partial(self._lose, over, len(feeds))
         try:
-            either: set[asyncio.Future[Any]] = {future, turn.wedged}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return await asyncio.shield(over)
         finally:
             turn.leave()
-        if future.done():
-            return future.result()
-        self._in_flight.discard(future)
-        self._turns.lose()
-        lost = RowError("inference_timeout", f"the run did not end within {self._limit_s:g} s, nor when it was told to")
-        return RunReport((lost,) * len(feeds), self._limit_s, 0, 0, timed_out=True, wedged=True)
+
+    def _lose(self, over: asyncio.Future[RunReport], jobs: int) -> None:
+        """A run has not ended although it was told to: its thread and its turn are not waited for any more."""
+        if not over.done():
+            self._turns.lose()
+            lost = RowError(
+                "inference_timeout", f"the run did not end within {self._limit_s:g} s, nor when it was told to"
+            )
+            over.set_result(RunReport((lost,) * jobs, self._limit_s, 0, 0, timed_out=True, wedged=True))
 
     def max_rows(self, shapes: Sequence[Hashable]) -> int:
         """See `Session.max_rows`."""
@@ -296,7 +300,8 @@ class OrtSession:
         engine = self._engine
         if engine is None:
             raise SessionBroken(f"{self._model.name}: the session is closed, or broken for good")
-        future: asyncio.Future[_T] = asyncio.wrap_future(self._executor.submit(self._with_collator, engine, task))
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._executor.submit(self._with_collator, engine, task, future)
         self._in_flight.add(future)
         future.add_done_callback(self._ended)
         return future
@@ -307,12 +312,25 @@ class OrtSession:
             # Known, even where nobody waits any more.
             future.exception()
 
-    def _with_collator(self, engine: Engine, task: Callable[[Runs], _T]) -> _T:
+    def _with_collator(self, engine: Engine, task: Callable[[Runs], _T], future: asyncio.Future[_T]) -> None:
         collator = self._collators.get()
         try:
-            return task(Runs(engine, collator, self._info, self._turns, self._caps))
+            settle: Callable[[], None] = partial(
+                future.set_result, task(Runs(engine, collator, self._info, self._turns, self._caps))
+            )
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            settle = partial(future.set_exception, error)
         finally:
             self._collators.put(collator)
+        # The loop is closed when a forced end left this thread behind.
+        with contextlib.suppress(RuntimeError):
+            future.get_loop().call_soon_threadsafe(_unless_done, future, settle)
+
+
+def _unless_done(future: asyncio.Future[Any], settle: Callable[[], None]) -> None:
+    """A run that was given up for lost, or cancelled, may end all the same."""
+    if not future.done():
+        settle()
 
 
 def _warm_up(model: ModelFile, sample: Feeds, sizes: Sequence[int], work: Runs) -> dict[int, float]:

@@ -6,7 +6,7 @@ The event loop never waits here: it learns of a start by a callback, and stops a
 import asyncio
 import contextlib
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from inferq_worker.runtime.interface import DeviceLost, Feeds, NativeRun, RunStopped, RunWatcher
 
@@ -88,7 +88,7 @@ class WatchedTurn(Turn):
         grace_s: if it has not ended so long after that, it is wedged.
 
     Attributes:
-        wedged: done when the run has not ended although it was told to.
+        on_wedged: called when the run has not ended although it was told to.
     """
 
     def __init__(self, turns: Turns, watcher: RunWatcher | None, *, limit_s: float, grace_s: float) -> None:
@@ -97,7 +97,7 @@ class WatchedTurn(Turn):
         self.limit_s = limit_s
         self._grace_s = grace_s
         self._loop = asyncio.get_running_loop()
-        self.wedged: asyncio.Future[None] = self._loop.create_future()
+        self.on_wedged: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
         self._native: NativeRun | None = None
         self._left = False
@@ -145,8 +145,4 @@ class WatchedTurn(Turn):
         native = self._native
         if native is not None:
             native.stop()
-        self._timer = self._loop.call_later(self._grace_s, self._give_up)
-
-    def _give_up(self) -> None:
-        if not self.wedged.done():
-            self.wedged.set_result(None)
+        self._timer = self._loop.call_later(self._grace_s, self.on_wedged)

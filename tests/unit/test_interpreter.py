@@ -1,0 +1,40 @@
+"""The interpreter's settings of a worker."""
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from inferq_worker import interpreter
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    switch_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    yield
+    sys.setswitchinterval(switch_s)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_a_thread_whose_run_has_ended_gets_its_turn_within_a_millisecond() -> None:
+    interpreter.tune()
+    assert sys.getswitchinterval() < 0.001
+
+
+def test_what_a_worker_has_loaded_is_not_gone_through_for_garbage_again() -> None:
+    interpreter.started()
+    assert gc.get_freeze_count() > 10_000
+    assert gc.get_threshold()[0] > 700
+
+
+def test_cycles_made_later_are_still_found() -> None:
+    interpreter.started()
+    found = gc.collect()
+    for _ in range(1_000):
+        cycle: list[object] = []
+        cycle.append(cycle)
+    del cycle
+    assert gc.collect() >= 1_000
+    assert found < 1_000

@@ -1,0 +1,34 @@
+"""The interpreter as a worker runs it: thread switches, garbage collection, event loop. Benchmarks run it likewise."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+_SWITCH_S = 0.0005
+"""Longest wait of a thread whose run has ended for its turn in Python, whose own 5 ms would leave the device idle."""
+_YOUNG_OBJECTS = 20_000
+"""New objects between two looks for cycles. A job makes some fifty and none of them is in a cycle; with Python's own
+700 the collector would look at every job in hand several times, and in vain."""
+
+
+def tune() -> None:
+    """Hand the interpreter over to waiting threads soon."""
+    sys.setswitchinterval(_SWITCH_S)
+
+
+def started() -> None:
+    """What is loaded now stays: leave it out of every later garbage collection, and collect less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+def loop_factory() -> Any:
+    """Makes event loops: uvloop's where there is one, else None for asyncio's own."""
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
