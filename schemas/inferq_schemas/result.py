@@ -1,4 +1,5 @@
-"""One answer as it travels. On the hot path of the worker: plain slotted dataclasses, maps built by hand.
+"""One answer as it travels. On the hot path of the worker: plain slotted dataclasses, maps built by hand; what is made
+anew for every job is not frozen, which would make it three times as dear.
 
 Reading is lenient where writing is strict: unknown keys are ignored and unknown codes read as `internal`, so that a
 client need not be upgraded before its workers.
@@ -43,7 +44,7 @@ class ServedBy:
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timing:
     """Where the time went, each in milliseconds >= 0; on the wire `timing_ms`.
 
@@ -70,7 +71,7 @@ class BatchInfo:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """The terminal answer to one job.
 

@@ -100,14 +100,10 @@ def _came_of(outputs: Feeds | RowError, dtypes: Mapping[str, str]) -> tuple[dict
 
 
 def _timing(item: WorkItem, times: RunTimes, now_ms: float) -> Timing:
-    delivery = item.requests[0].delivery
-    sent_ms = item.job.sent_unix_ms
-    broker_ms = 0.0 if sent_ms is None else max(0.0, delivery.received_unix_ms - sent_ms)
-    inside_ms = (times.ended_s - item.arrived_s) * 1000
-    return Timing(
-        broker=broker_ms,
-        queue=(times.closed_s - item.arrived_s) * 1000,
-        batch=max(0.0, (times.ended_s - times.closed_s - item.steps.run_s) * 1000),
-        run=item.steps.run_s * 1000,
-        total=inside_ms if sent_ms is None else max(inside_ms, now_ms - sent_ms),
-    )
+    sent_ms, run_s = item.job.sent_unix_ms, item.steps.run_s
+    total_ms, broker_ms = (times.ended_s - item.arrived_s) * 1000, 0.0
+    if sent_ms is not None:
+        total_ms = max(total_ms, now_ms - sent_ms)
+        broker_ms = max(broker_ms, item.requests[0].delivery.received_unix_ms - sent_ms)
+    queue_ms, rest_ms = (times.closed_s - item.arrived_s) * 1000, (times.ended_s - times.closed_s - run_s) * 1000
+    return Timing(broker_ms, queue_ms, rest_ms if rest_ms > 0 else 0.0, run_s * 1000, total_ms)

@@ -189,6 +189,8 @@ class OrtSession:
         slots = self._turns.count + 1
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix=f"infer-{model.name}")
         self._in_flight: set[asyncio.Future[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._sample: Feeds | None = None
         # As many collators as threads, so taking one never waits.
         self._collators: queue.SimpleQueue[Collator] = queue.SimpleQueue()
@@ -206,10 +208,10 @@ class OrtSession:
         return await self._warm()
 
     async def _warm(self) -> Mapping[int, float]:
-        self._sample = sample = await asyncio.shield(self._in_thread(partial(_prove, self._model)))
+        self._sample = sample = await self._in_thread(partial(_prove, self._model))
         if sample is None:
             return {}
-        return await asyncio.shield(self._in_thread(partial(_warm_up, self._model, sample, self._warm_rows)))
+        return await self._in_thread(partial(_warm_up, self._model, sample, self._warm_rows))
 
     async def probe(self, watcher: RunWatcher | None = None) -> RunReport:
         """See `Session.probe`."""
@@ -229,7 +231,7 @@ class OrtSession:
         over = self._in_thread(partial(Runs.answer, feeds=tuple(feeds), turn=turn, finite=finite))
         turn.on_wedged = partial(self._lose, over, len(feeds))
         try:
-            return await asyncio.shield(over)
+            return await over
         finally:
             turn.leave()
 
@@ -237,6 +239,7 @@ class OrtSession:
         """A run has not ended although it was told to: its thread and its turn are not waited for any more."""
         if not over.done():
             self._turns.lose()
+            self._ended(over)
             lost = RowError(
                 "inference_timeout", f"the run did not end within {self._limit_s:g} s, nor when it was told to"
             )
@@ -272,8 +275,7 @@ class OrtSession:
         if self._rebuilt_s is not None and (rest_s := asyncio.get_running_loop().time() - self._rebuilt_s) < _REST_S:
             raise SessionBroken(f"{name}: the session broke again {rest_s:.0f} s after it was rebuilt")
         self._engine = None
-        while self._in_flight:
-            await asyncio.wait(self._in_flight)
+        await self._idle.wait()
         loader = ThreadPoolExecutor(1, thread_name_prefix=f"reload-{name}")
         try:
             self._engine = await asyncio.wrap_future(loader.submit(self._reopen))
@@ -292,25 +294,26 @@ class OrtSession:
         self._executor.shutdown(wait=False)
         if self._rebuilding is not None:
             await asyncio.wait({self._rebuilding})
-        if self._in_flight:
-            await asyncio.wait(self._in_flight)
+        await self._idle.wait()
 
     def _in_thread(self, task: Callable[[Runs], _T]) -> asyncio.Future[_T]:
-        """Cancelling who waits must not make a run that is under way look finished to `close`: wait or shield."""
+        """In flight until the thread is done with it, also when nobody waits for it any more."""
         engine = self._engine
         if engine is None:
             raise SessionBroken(f"{self._model.name}: the session is closed, or broken for good")
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._executor.submit(self._with_collator, engine, task, future)
         self._in_flight.add(future)
-        future.add_done_callback(self._ended)
+        self._idle.clear()
         return future
 
-    def _ended(self, future: asyncio.Future[Any]) -> None:
+    def _ended(self, future: asyncio.Future[Any], settle: Callable[[], None] | None = None) -> None:
+        """The thread is done with it, or given up for lost; that one may end all the same, later."""
         self._in_flight.discard(future)
-        if not future.cancelled():
-            # Known, even where nobody waits any more.
-            future.exception()
+        if not self._in_flight:
+            self._idle.set()
+        if settle is not None and not future.done():
+            settle()
 
     def _with_collator(self, engine: Engine, task: Callable[[Runs], _T], future: asyncio.Future[_T]) -> None:
         collator = self._collators.get()
@@ -324,13 +327,7 @@ class OrtSession:
             self._collators.put(collator)
         # The loop is closed when a forced end left this thread behind.
         with contextlib.suppress(RuntimeError):
-            future.get_loop().call_soon_threadsafe(_unless_done, future, settle)
-
-
-def _unless_done(future: asyncio.Future[Any], settle: Callable[[], None]) -> None:
-    """A run that was given up for lost, or cancelled, may end all the same."""
-    if not future.done():
-        settle()
+            future.get_loop().call_soon_threadsafe(self._ended, future, settle)
 
 
 def _warm_up(model: ModelFile, sample: Feeds, sizes: Sequence[int], work: Runs) -> dict[int, float]:
