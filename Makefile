@@ -30,8 +30,9 @@ test: check ## every gate and every test, on a broker and Redis of its own
 	@$(STACK) prepare
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: venv ## lint, format, types, import rules
+check: venv ## lint, security lint, format, types, import rules
 	@$(BIN)/ruff check .
+	@$(BIN)/bandit -q -c pyproject.toml -r schemas producer worker infra
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports

@@ -95,7 +95,7 @@ def _apt_get(*arguments: str) -> int:
     environment = {**_plain_environment(), "DEBIAN_FRONTEND": "noninteractive"}
     code = 0
     for words in (["update"], arguments):
-        done = subprocess.run(
+        done = subprocess.run(  # nosec B607  # found on PATH, as a person would call it
             ["apt-get", *wait_for_lock, *words],
             env=environment,
             stdout=sys.stderr,

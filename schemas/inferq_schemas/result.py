@@ -1,5 +1,6 @@
-"""One answer as it travels. On the hot path of the worker: plain slotted dataclasses, maps built by hand; what is made
-anew for every job is not frozen, which would make it three times as dear.
+"""One answer as it travels. On the hot path of the worker: plain slotted dataclasses, maps built by hand.
+
+What is made anew for every job is not frozen: that would make it three times as dear.
 
 Reading is lenient where writing is strict: unknown keys are ignored and unknown codes read as `internal`, so that a
 client need not be upgraded before its workers.

@@ -109,4 +109,4 @@ def _read(source: str) -> bytes:
 
 
 def _open(url: str) -> Any:
-    return urllib.request.urlopen(url, timeout=_TIMEOUT_S)  # noqa: S310 - called with http and https only
+    return urllib.request.urlopen(url, timeout=_TIMEOUT_S)  # noqa: S310  # nosec B310  # http and https only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape  # nosec B406  # it writes XML and reads none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
