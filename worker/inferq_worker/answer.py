@@ -11,7 +11,7 @@ from inferq_worker.runtime import RowError
 from inferq_worker.work import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from inferq_worker.errors import WorkError
     from inferq_worker.runtime import SessionInfo
@@ -54,7 +54,7 @@ class Answerer:
         times: RunTimes,
         served_by: ServedBy,
         info: SessionInfo,
-    ) -> Iterator[Answer]:
+    ) -> list[Answer]:
         """One answer for each job that is done, in order.
 
         Args:
@@ -66,6 +66,7 @@ class Answerer:
         """
         dtypes = {spec.name: spec.dtype for spec in info.outputs}
         now_ms, ended_s, fallback = time.time() * 1000, times.ended_s, self.is_fallback
+        answers: list[Answer] = []
         for item, outputs in done:
             job, deadline_s = item.job, item.deadline_s
             tensors, error = _came_of(outputs, dtypes)
@@ -80,7 +81,8 @@ class Answerer:
                 _timing(item, times, now_ms),
                 ran_in,
             )
-            yield Answer(tuple(item.requests), result, item.digest, job=job)
+            answers.append(Answer(tuple(item.requests), result, item.digest, job=job))
+        return answers
 
     def failure(self, item: WorkItem, error: WorkError, served_by: ServedBy | None = None) -> Answer:
         """The answer to an admitted job that will not run."""

@@ -21,7 +21,7 @@ from inferq_worker.runtime import DeviceLost, RowError, RunReport, SessionBroken
 from inferq_worker.scheduling import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from inferq.outcome import Outcome
     from inferq_worker.answer import Answerer
@@ -246,17 +246,18 @@ class Pipeline:
         model = self._models[batch.items[0].job.model]
         info = model.session.info
         self._record(model, batch, report, times)
-        done = list(self._done(batch, report))
+        done = self._done(batch, report)
         served_by = self._answerer.served_by(model.file.name, model.file.version, info.provider)
-        answers = list(self._answerer.results(done, BatchInfo(report.rows, batch.reason), times, served_by, info))
-        for item, _ in done:
-            if item.deadline_s is not None and times.ended_s > item.deadline_s:
-                self._metrics.deadline_missed(model.file.name, item.lane, "run")
+        answers = self._answerer.results(done, BatchInfo(report.rows, batch.reason), times, served_by, info)
+        for answer in answers:
+            if answer.result.late:
+                self._metrics.deadline_missed(model.file.name, answer.requests[0].lane, "run")
         await self._finisher.finish(answers, record)
         self._after.observe(time.monotonic() - times.ended_s)
 
-    def _done(self, batch: Batch[WorkItem], report: RunReport) -> Iterator[tuple[WorkItem, Feeds | RowError]]:
+    def _done(self, batch: Batch[WorkItem], report: RunReport) -> list[tuple[WorkItem, Feeds | RowError]]:
         """Jobs that this run answers: not those that left meanwhile, that a CPU still saves, or with steps to run."""
+        done: list[tuple[WorkItem, Feeds | RowError]] = []
         for item, outputs in zip(batch.items, report.answers, strict=True):
             if item not in self._hand:
                 continue
@@ -266,7 +267,8 @@ class Pipeline:
             whole = outputs if isinstance(outputs, RowError) else item.done(outputs, report.run_s)
             if whole is not None:
                 self._hand.leave(item)
-                yield item, whole
+                done.append((item, whole))
+        return done
 
     def _record(self, model: ServedModel, batch: Batch[WorkItem], report: RunReport, times: RunTimes) -> None:
         name = model.file.name
