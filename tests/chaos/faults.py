@@ -39,6 +39,7 @@ class Fault:
 FAULTS: Final[Mapping[str, Fault]] = {
     "worker_kill": Fault("a worker is killed (SIGKILL)", "worker", (0, 0), harm.killed, 2),
     "worker_freeze": Fault("a worker stands still (SIGSTOP), then goes on", "worker", (1, 20), harm.frozen),
+    "clock_jump": Fault("a worker's wall clock jumps by 45 s, and back", "worker", (1, 10), harm.clock_jumped),
     "worker_term": Fault("a worker is asked to end (SIGTERM)", "worker", (0, 0), harm.terminated),
     "term_storm": Fault("all workers are asked to end at once, some twice", "worker", (0, 0), harm.storm, 0.5),
     "broker_restart": Fault(

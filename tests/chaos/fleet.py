@@ -55,6 +55,11 @@ class Member:
     ends: Counter[str] = field(default_factory=Counter)
     logs: list[Path] = field(default_factory=list)
 
+    @property
+    def clock_jumps(self) -> bool:
+        """Whether its wall clock obeys signals: that of another revision's program does not."""
+        return self.program == PROGRAM
+
     async def run(self) -> None:
         """Keep a worker running until it is retired, or until cancelled, which kills it."""
         try:

@@ -86,6 +86,22 @@ async def frozen(arena: Arena, target: str, _: random.Random) -> AsyncIterator[N
         member.send(signal.SIGCONT)
 
 
+@contextlib.asynccontextmanager
+async def clock_jumped(arena: Arena, target: str, chance: random.Random) -> AsyncIterator[None]:
+    """A worker's wall clock jumps ahead or back, and later to the right time again, unless the worker has ended."""
+    member = arena.workers[target]
+    if not member.clock_jumps:
+        member = next(other for other in arena.workers.values() if other.clock_jumps)
+    there, back = chance.sample([signal.SIGUSR1, signal.SIGUSR2], 2)
+    process = member.process
+    member.send(there)
+    try:
+        yield
+    finally:
+        if member.process is process:
+            member.send(back)
+
+
 def broker_ended(number: signal.Signals) -> Harm:
     @contextlib.asynccontextmanager
     async def harm(arena: Arena, _target: str, _: random.Random) -> AsyncIterator[None]:

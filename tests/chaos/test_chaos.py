@@ -45,7 +45,8 @@ def chaos(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
 
 
 def test_a_load_under_faults_keeps_every_promise() -> None:
-    faults = "worker_kill,worker_freeze,link_cut,channel_closed,confirms_withheld,redis_restart,row_fails,clock_skew"
+    faults = "worker_kill,worker_freeze,link_cut,channel_closed,confirms_withheld,redis_restart,row_fails"
+    faults += ",clock_skew,clock_jump"
 
     with chaos("--seed", "7", "--minutes", "0.6", "--rate", "0.3", "--faults", faults) as (process, folder):
         output, _ = process.communicate()
