@@ -3,7 +3,7 @@
 A command, not a test: `make bench-overhead`. Admitted single-row jobs go through the real scheduler, device, session
 and answer building; store and broker are left out, and so is packing answers. Beside it stands a bare loop of
 `session.run` over the same batches, collated beforehand. Jobs are made and admitted as they are taken in, as in a
-worker; neither that nor the taking in is counted. Nor are the worker's own native runs, measured on their thread: what
+worker; neither that nor the taking in is counted, nor the log's one line a batch. Nor are the worker's own native runs, measured on their thread: what
 they cost more than bare ones is the machine's doing. Rounds are interleaved, medians compared; the last line is JSON.
 """
 
@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batches", type=int, default=100, help="batches of 32 jobs in a round (default 100)")
     arguments = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # the worker's default
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     interpreter.tune()
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=interpreter.loop_factory()) as runner:
         result = runner.run(measure(calibrated(Path(folder)), arguments.rounds, arguments.batches))

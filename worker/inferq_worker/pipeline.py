@@ -287,7 +287,7 @@ class Pipeline:
                 waited_s.setdefault(item.lane, []).append(times.closed_s - item.arrived_s)
         for lane, seconds in waited_s.items():
             self._metrics.queue_times(name, lane, seconds)
-        _log.debug(
+        _log.info(
             "batch.done",
             model=name,
             jobs=len(batch.items),
