@@ -37,9 +37,8 @@ check: venv ## lint, security lint, format, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# A pair of its own from the installed packages: containers are not ours to kill and start again.
 chaos: venv ## a load under faults, and a checker (SEED=1 MINUTES=5 FAULTS=all RATE=1 OLD=revision; ARGS=--list lists faults)
-	@INFERQ_STACK=binaries $(STACK) run -- $(BIN)/python -m tests.chaos --seed $(or $(SEED),1) \
+	@$(STACK) run -- $(BIN)/python -m tests.chaos --seed $(or $(SEED),1) \
 		--minutes $(or $(MINUTES),5) --faults $(or $(FAULTS),all) --rate $(or $(RATE),1) --old '$(OLD)' $(ARGS)
 
 bench-goodput: venv ## goodput under overload against size-or-timeout and the simulator; nine minutes (ARGS="--seconds 15" for less)

@@ -1,7 +1,9 @@
 """The broker and Redis of `docker-compose.yml`, under a project name of their own and on free loopback ports."""
 
 import os
+import signal
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -79,6 +81,42 @@ def stop(project: str) -> None:
     _compose(project, "down", "--volumes", "--remove-orphans", "--timeout", "2")
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service of a project that is up, to be ended and started again; its volumes and ports stay.
+
+    Every method raises StackError when the engine or the command refuses.
+    """
+
+    project: str
+    name: str
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the container's first process; SIGKILL returns when it has ended; nothing restarts it then."""
+        _compose(self.project, "kill", "--signal", number.name, self.name)
+
+    def start(self) -> None:
+        """Start the ended container again; does not wait until it serves."""
+        _compose(self.project, "start", self.name)
+
+    def run(self, *words: str) -> str:
+        """Run a command in the running container; returns what it says."""
+        return _compose(self.project, "exec", "-T", self.name, *words)
+
+    def empty_folder(self) -> None:
+        """Delete every file below the working folder of the ended container, which is that of its data."""
+        delete = ("run", "--rm", "-T", "--no-deps", "--entrypoint", "find")
+        _compose(self.project, *delete, self.name, ".", "-type", "f", "-delete")
+
+    def save(self, path: str, target: Path) -> None:
+        """Copy a file or folder out of the container, ended or not."""
+        _compose(self.project, "cp", f"{self.name}:{path}", str(target))
+
+    def output(self) -> str:
+        """What the container has printed since it was made."""
+        return _compose(self.project, "logs", "--no-color", "--no-log-prefix", self.name)
+
+
 def _is_here(image: str) -> bool:
     return _quietly("docker", "image", "inspect", image)
 
@@ -90,7 +128,7 @@ def _quietly(*command: str) -> bool:
         return False
 
 
-def _compose(project: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+def _compose(project: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
     command = [
         "docker",
         "compose",
@@ -113,3 +151,4 @@ def _compose(project: str, *arguments: str, environment: dict[str, str] | None =
         raise StackError(f"docker compose {arguments[0]} took more than {_UP_LIMIT_S + 60} s") from None
     if done.returncode:
         raise StackError(f"docker compose {arguments[0]} failed: {done.stderr[-2000:]}")
+    return done.stdout

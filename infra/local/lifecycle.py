@@ -23,6 +23,7 @@ from infra.local.processes import FOLDER_VARIABLE, Identity
 RUN_FOLDER = Path(__file__).resolve().parents[2] / ".run"
 DEFINITIONS = rabbitmq.CONFIG_FOLDER / "definitions.json"
 _OWNER = "owner.json"
+_PROJECT = "docker-project"
 _SERVERS = 3  # Redis, epmd, the broker
 _ATTEMPTS = 3  # another process may take a port between our choosing it and the server's binding it
 # The data is thrown away, so there is nothing to save by waiting longer; a full, clean stop of RabbitMQ takes 8 s.
@@ -146,6 +147,13 @@ def find(name: str) -> Stack | None:
         return None
 
 
+def project_of(folder: Path) -> str | None:
+    """Name the compose project of a run folder's containers; None if it has none."""
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / _PROJECT).read_text()
+    return None
+
+
 def _running(folder: Path) -> Stack | None:
     """Return the stack of this folder if it is up.
 
@@ -187,8 +195,9 @@ def _choose(forced: str) -> Callable[[Path], Stack]:
 
 
 def _start_containers(folder: Path) -> Stack:
-    (folder / "docker-project").write_text(_project(folder))
-    return Stack("docker", docker.start(_project(folder)))
+    project = f"inferq-{folder.name}".lower()
+    (folder / _PROJECT).write_text(project)
+    return Stack("docker", docker.start(project))
 
 
 def _start_containers_or_binaries(folder: Path) -> Stack:
@@ -219,15 +228,10 @@ def _start_binaries(folder: Path, tls: Path | None = None) -> Stack:
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _project(folder: Path) -> str:
-    return f"inferq-{folder.name}".lower()
-
-
 def _stop_containers(folder: Path) -> None:
-    marker = folder / "docker-project"
-    if marker.exists():
-        docker.stop(marker.read_text())
-        marker.unlink()
+    if project := project_of(folder):
+        docker.stop(project)
+        (folder / _PROJECT).unlink()
 
 
 def _remove(folder: Path) -> None:

@@ -74,10 +74,10 @@ def launch(folder: Path) -> subprocess.Popen[bytes]:
     node = json.loads((home / _NODE_FILE).read_text())
     ports, environment = Ports(**node["ports"]), node["environment"]
     server = processes.start([server_script()], name="rabbitmq", folder=folder, environment=environment)
-    management = Management(f"http://{_CREDENTIALS}@{LOOPBACK}:{ports.management}")
+    management_url = f"http://{_CREDENTIALS}@{LOOPBACK}:{ports.management}"
     try:
         processes.wait_until(
-            lambda: speaks_amqp(ports.amqp) and management.answers(),
+            lambda: serves(ports.amqp, management_url),
             what="RabbitMQ",
             limit_s=_READY_LIMIT_S,
             servers=[server],
@@ -178,6 +178,11 @@ def local_settings(ports: Ports) -> dict[str, str | int]:
         "collect_statistics_interval": 1000,  # tests look at the figures
         "disk_free_limit.absolute": "100MB",  # a laptop's nearly full disk must not block the demo
     }
+
+
+def serves(amqp_port: int, management_url: str) -> bool:
+    """Tell whether both AMQP and the management API answer."""
+    return speaks_amqp(amqp_port) and Management(management_url).answers()
 
 
 def speaks_amqp(port: int, host: str = LOOPBACK) -> bool:

@@ -31,7 +31,7 @@ from aiormq.exceptions import (
 )
 from pamqp.commands import Basic
 
-from inferq import lenient
+from inferq import eof, lenient
 from inferq.credentials import address
 from inferq.tls import tls_context, tls_hint, tls_problem, uses_tls
 from inferq_schemas import CONTENT_TYPE
@@ -72,8 +72,10 @@ class _WithoutBodies(logging.Filter):
 
 
 logging.getLogger("aiormq.channel").addFilter(_WithoutBodies())
-# Here, because nothing reads from a broker without this module: one odd message would drop the connection for all.
+# Here, because nothing reads from a broker without this module: one odd message would drop the connection for all,
+# and one connection's end would end whoever holds it.
 lenient.install()
+eof.install()
 
 
 class BrokerUnreachable(Exception):  # noqa: N818 - reads as what it says

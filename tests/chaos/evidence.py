@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from tests.chaos.work import Work
 
 _CHUNK = 500
-_AT_REST_S = 3.0
+_AT_REST_S = 6.0  # longer than the counts of a quorum queue lag (its tick, five seconds)
 _LOOK_S = 0.5
 
 
 async def come_to_rest(broker: Broker, workers: Sequence[Member], limit_s: float) -> dict[str, int]:
-    """Wait until no queue but parking holds a message and no worker a delivery, for three seconds on end.
+    """Wait until no queue but parking holds a message and no worker a delivery, for six seconds on end.
 
     Returns:
         What is not at rest when `limit_s` is over, messages by queue or worker; empty if all is.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -43,11 +42,9 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "worker_term": Fault("a worker is asked to end (SIGTERM)", "worker", (0, 0), harm.terminated),
     "term_storm": Fault("all workers are asked to end at once, some twice", "worker", (0, 0), harm.storm, 0.5),
     "broker_restart": Fault(
-        "the broker is stopped cleanly and started again", "broker", (0, 5), harm.broker_ended(signal.SIGTERM), 0.7
+        "the broker is stopped cleanly and started again", "broker", (0, 5), harm.broker_stopped, 0.7
     ),
-    "broker_kill": Fault(
-        "the broker is killed and started again", "broker", (0, 5), harm.broker_ended(signal.SIGKILL), 0.7
-    ),
+    "broker_kill": Fault("the broker is killed and started again", "broker", (0, 5), harm.broker_killed, 0.7),
     "memory_alarm": Fault("the broker's memory alarm blocks publishers", "broker", (3, 15), harm.alarm("memory"), 0.7),
     "disk_alarm": Fault("the broker's disk alarm blocks publishers", "broker", (3, 15), harm.alarm("disk"), 0.7),
     "queue_deleted": Fault(

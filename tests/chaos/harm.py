@@ -102,16 +102,22 @@ async def clock_jumped(arena: Arena, target: str, chance: random.Random) -> Asyn
             member.send(back)
 
 
-def broker_ended(number: signal.Signals) -> Harm:
-    @contextlib.asynccontextmanager
-    async def harm(arena: Arena, _target: str, _: random.Random) -> AsyncIterator[None]:
-        await arena.broker.end(number)
-        try:
-            yield
-        finally:
-            await arena.broker.start()
+@contextlib.asynccontextmanager
+async def broker_stopped(arena: Arena, _target: str, _: random.Random) -> AsyncIterator[None]:
+    try:
+        await arena.broker.stop()
+        yield
+    finally:
+        await arena.broker.start()
 
-    return harm
+
+@contextlib.asynccontextmanager
+async def broker_killed(arena: Arena, _target: str, _: random.Random) -> AsyncIterator[None]:
+    await arena.broker.kill()
+    try:
+        yield
+    finally:
+        await arena.broker.start()
 
 
 def alarm(kind: str) -> Harm:
@@ -156,7 +162,7 @@ def redis_ended(*, with_data: bool) -> Harm:
     @contextlib.asynccontextmanager
     async def harm(arena: Arena, _target: str, _: random.Random) -> AsyncIterator[None]:
         since = time.time()
-        await arena.cache.end(signal.SIGKILL)
+        await arena.cache.kill()
         try:
             yield
         finally:
@@ -181,11 +187,11 @@ async def redis_full(arena: Arena, _target: str, _: random.Random) -> AsyncItera
 
 @contextlib.asynccontextmanager
 async def redis_frozen(arena: Arena, _target: str, _: random.Random) -> AsyncIterator[None]:
-    arena.cache.send(signal.SIGSTOP)
+    await arena.cache.send(signal.SIGSTOP)
     try:
         yield
     finally:
-        arena.cache.send(signal.SIGCONT)
+        await arena.cache.send(signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.local.processes import FOLDER_VARIABLE
+from tests.chaos.servers import keep_logs
 
 if TYPE_CHECKING:
     from tests.chaos.run import Options, Outcome
@@ -33,7 +31,7 @@ def report(outcome: Outcome, options: Options, *, again: str, keep: bool) -> Non
     for reason in outcome.not_injected:
         print(f"not injected: {reason}")
     if outcome.failed:
-        _keep_server_logs(options.folder)
+        keep_logs(options.folder)
     if outcome.failed or keep:
         print(f"ledger and logs: {options.folder}\nagain: {again}")
     else:
@@ -53,10 +51,3 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
         "load_s": round(outcome.load_s, 1),
         "goodput_per_s": round(outcome.verdict.ok / outcome.load_s, 1),
     }
-
-
-def _keep_server_logs(folder: Path) -> None:
-    """The pair's folder goes with the pair; what it logged is wanted beside the ledger."""
-    servers = Path(os.environ[FOLDER_VARIABLE])
-    for log in [*servers.glob("*.log"), *servers.glob("rabbitmq/log/*.log")]:
-        shutil.copy(log, folder / f"server-{log.name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from infra.local.processes import FOLDER_VARIABLE
 from pydantic import SecretStr
 from tests.chaos import evidence, fleet
 from tests.chaos.checker import Evidence, Verdict, check
@@ -93,7 +95,7 @@ class Outcome:
 
 
 class ChaosRun:
-    """One run on the private pair of this process's environment."""
+    """One run on the pair of this process's environment, which is its own to kill."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -145,7 +147,7 @@ class ChaosRun:
         site = Site(vhost, self._cache.url, _PREFIX, self._options.folder)
         programs = {"worker-2": fleet.program_of(_checked_out(self._options))} if self._options.old else {}
         # By this mark `stack.py` finds what is left of a run that was killed.
-        mark = {"STACK_FOLDER": str(self._broker.folder)}
+        mark = {"STACK_FOLDER": os.environ[FOLDER_VARIABLE]}
         for name, arguments, knobs in (
             ("worker-1", serve, {}),
             ("worker-2", serve, _OTHER_SETTINGS),

@@ -1,76 +1,44 @@
-"""The broker and the Redis that a saboteur may end, stop and start again: those of the local stack's run folder.
-
-`stack.py run` owns the folder and ends whatever is alive in it, also what was started here, however the driver ends.
-"""
+"""The broker and the Redis that a saboteur may end, stop and start again: those of the local stack's run folder."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
-import signal
-import time
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.local import rabbitmq, redis
+from infra.local import docker, lifecycle, rabbitmq, redis
 from infra.local.errors import StackError
 from infra.local.management import Management
-from infra.local.processes import FOLDER_VARIABLE, Identity
+from infra.local.processes import FOLDER_VARIABLE
 from redis.asyncio import Redis
+from tests.chaos.hosting import Container, Process
 
 from inferq_schemas import ModelTopology, Topology
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Mapping
+    import signal
+    from collections.abc import Callable, Mapping
 
-_STOP_LIMIT_S = 30.0
+    from tests.chaos.hosting import Host
+
 _NO_DISK_HAS_BYTES = "1000000000000000"
+_REDIS_OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
 
 
-class Server:
-    """One server process of the run folder, known by its recorded identity."""
+class Broker:
+    """The RabbitMQ node.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder
-        self._name = name
-        self._child: subprocess.Popen[bytes] | None = None
+    Args:
+        control: runs rabbitmqctl.
+    """
 
-    @property
-    def identity(self) -> Identity:
-        """The process that runs, or ran last."""
-        found = Identity.read(self.folder / f"{self._name}.pid")
-        if found is None:
-            raise StackError(f"{self.folder} has no record of {self._name}")
-        return found
-
-    def send(self, number: signal.Signals) -> None:
-        """Signal it."""
-        self.identity.send(number)
-
-    async def end(self, number: signal.Signals) -> None:
-        """End it and wait until it is gone; what does not end in time is killed."""
-        identity = self.identity
-        identity.send(number)
-        give_up_s = time.monotonic() + _STOP_LIMIT_S
-        while identity.alive():
-            if time.monotonic() > give_up_s:
-                identity.send(signal.SIGKILL)
-            await asyncio.sleep(0.05)
-        if self._child is not None:
-            await asyncio.to_thread(self._child.wait)
-
-    def collected_by(self, child: subprocess.Popen[bytes]) -> None:
-        """It is a child of this process now, which has to see it off."""
-        self._child = child
-
-
-class Broker(Server):
-    """The private RabbitMQ node."""
-
-    def __init__(self, folder: Path, url: str, management_url: str) -> None:
-        super().__init__(folder, "rabbitmq")
+    def __init__(self, host: Host, control: Callable[..., str], *, url: str, management_url: str) -> None:
+        self._host = host
+        self._control = control
         self.url = url
         self.management_url = management_url
 
@@ -79,13 +47,27 @@ class Broker(Server):
         """The management API."""
         return Management(self.management_url)
 
+    async def kill(self) -> None:
+        """End it without a warning."""
+        await self._host.kill()
+
+    async def stop(self) -> None:
+        """End it as an operator does.
+
+        By rabbitmqctl and not by SIGTERM, which not every image's first process hands on to the node.
+        """
+        try:
+            await self.control("stop_app")
+        finally:
+            await self._host.kill()
+
     async def start(self) -> None:
         """Start it again, with its data."""
-        self.collected_by(await asyncio.to_thread(rabbitmq.launch, self.folder))
+        await self._host.start()
 
     async def control(self, *words: str) -> None:
         """Run rabbitmqctl."""
-        await asyncio.to_thread(rabbitmq.control, self.folder, *words)
+        await asyncio.to_thread(self._control, *words)
 
     async def alarm(self, kind: str, *, raised: bool) -> None:
         """Raise or clear the alarm of `memory` or `disk`, which blocks every publisher."""
@@ -104,34 +86,42 @@ class Broker(Server):
         await asyncio.to_thread(self.management.call, "DELETE", f"/api/queues/%2F/{name}")
 
     async def queues(self) -> list[Mapping[str, object]]:
-        """What the management API says of every queue; counts lag by up to a second."""
+        """What the management API says of every queue; a quorum queue's counts lag by up to five seconds."""
         found: list[Mapping[str, object]] = await asyncio.to_thread(self.management.call, "GET", "/api/queues/%2F")
         return found
 
 
-class Cache(Server):
-    """The private Redis, keeping an append-only file while it runs here."""
+class Cache:
+    """The Redis, keeping an append-only file while it runs here.
 
-    def __init__(self, folder: Path, url: str) -> None:
-        super().__init__(folder, "redis")
+    Args:
+        forget: deletes its files while it is not running.
+    """
+
+    def __init__(self, host: Host, forget: Callable[[], None], *, url: str) -> None:
+        self._host = host
+        self._forget = forget
         self.url = url
-        self.port = int(url.rpartition(":")[2].partition("/")[0])
+        self.port = port_of(url)
 
     async def keep_data(self) -> None:
         """Write every command to disk before it is answered, so that a restart forgets nothing."""
         await self.configure({"appendonly": "yes", "appendfsync": "always"})
 
+    async def send(self, number: signal.Signals) -> None:
+        """Signal it."""
+        await self._host.send(number)
+
+    async def kill(self) -> None:
+        """End it without a warning."""
+        await self._host.kill()
+
     async def start(self, *, with_data: bool) -> None:
         """Start it again, with its data or without."""
         if not with_data:
             await asyncio.to_thread(self._forget)
-        options = ("--appendonly", "yes", "--appendfsync", "always")
-        self.collected_by(await asyncio.to_thread(redis.launch, self.folder, self.port, *options))
-
-    def _forget(self) -> None:
-        for path in sorted((self.folder / "redis").rglob("*"), reverse=True):
-            if path.is_file() and re.search(r"aof|rdb", path.name):
-                path.unlink()
+        await self._host.start()
+        await self.keep_data()  # a container starts as its configuration says
 
     async def configure(self, settings: Mapping[str, str]) -> None:
         """CONFIG SET, on a connection of its own."""
@@ -149,15 +139,51 @@ def of_environment() -> tuple[Broker, Cache]:
     """The pair that this process was started on by `stack.py run`.
 
     Raises:
-        StackError: there is none, or it is in containers, which are not ours to kill.
+        StackError: there is none, or it is not ours to kill.
     """
-    folder = os.environ.get(FOLDER_VARIABLE, "")
-    if not folder or not (Path(folder) / "rabbitmq.pid").exists():
-        raise StackError("needs a private pair of its own: INFERQ_STACK=binaries stack.py run -- python -m tests.chaos")
-    broker_url, management_url, redis_url = (
-        os.environ[f"INFERQ_{name}"] for name in ("BROKER__URL", "BROKER__MANAGEMENT_URL", "REDIS__URL")
-    )
-    return Broker(Path(folder), broker_url, management_url), Cache(Path(folder), redis_url)
+    folder = _run_folder()
+    urls = [os.environ[f"INFERQ_{name}"] for name in ("BROKER__URL", "BROKER__MANAGEMENT_URL", "REDIS__URL")]
+    project = lifecycle.project_of(folder)
+    return _processes(folder, *urls) if project is None else _containers(project, *urls)
+
+
+def _processes(folder: Path, broker_url: str, management_url: str, redis_url: str) -> tuple[Broker, Cache]:
+    node = Process(folder, "rabbitmq", partial(rabbitmq.launch, folder))
+    store = Process(folder, "redis", partial(redis.launch, folder, port_of(redis_url), *_REDIS_OPTIONS))
+    broker = Broker(node, partial(rabbitmq.control, folder), url=broker_url, management_url=management_url)
+    return broker, Cache(store, partial(_delete_data, folder / "redis"), url=redis_url)
+
+
+def _containers(project: str, broker_url: str, management_url: str, redis_url: str) -> tuple[Broker, Cache]:
+    node, store = docker.Service(project, "rabbitmq"), docker.Service(project, "redis")
+    node_host = Container(node, partial(rabbitmq.serves, port_of(broker_url), management_url))
+    store_host = Container(store, partial(redis.answers, port_of(redis_url)))
+    broker = Broker(node_host, partial(node.run, "rabbitmqctl"), url=broker_url, management_url=management_url)
+    return broker, Cache(store_host, store.empty_folder, url=redis_url)
+
+
+def keep_logs(target: Path) -> None:
+    """Copy what both servers logged to a folder: the stack takes theirs with it."""
+    folder = _run_folder()
+    for log in [*folder.glob("*.log"), *folder.glob("rabbitmq/log/*.log")]:
+        shutil.copy(log, target / f"server-{log.name}")
+    if project := lifecycle.project_of(folder):
+        for name in ("rabbitmq", "redis"):
+            (target / f"server-{name}.log").write_text(docker.Service(project, name).output())
+        docker.Service(project, "rabbitmq").save("/var/log/rabbitmq", target / "server-rabbitmq")
+
+
+def _run_folder() -> Path:
+    folder = Path(os.environ.get(FOLDER_VARIABLE, ""))
+    if folder.name and (lifecycle.project_of(folder) or (folder / "rabbitmq.pid").exists()):
+        return folder
+    raise StackError("needs a broker and a Redis of its own: python3 infra/local/stack.py run -- python -m tests.chaos")
+
+
+def _delete_data(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and re.search(r"aof|rdb", path.name):
+            path.unlink()
 
 
 def port_of(url: str) -> int:
