@@ -1,8 +1,8 @@
 """A broker connection that ends between two frames is a connection error, as one that ends within a frame is.
 
 aiormq takes such an end for the orderly end of a loop: connecting raises StopAsyncIteration, and whatever waits on a
-channel gets a bare Exception. Load balancers, which accept before they know whether the broker does, bring it about. Stands
-below `amqp`, which installs it; what arrived before the end is read first.
+channel gets a bare Exception. Load balancers bring it about: they accept before they know whether the broker does.
+Stands below `amqp`, which installs it; what arrived before the end is read first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aiormq.connection import FrameReceiver
 from aiormq.exceptions import AMQPConnectionError
 
 if TYPE_CHECKING:
-    from aiormq.abc import ReceivedFrame
+    from aiormq.connection import ReceivedFrame
 
 __all__ = ["install"]
 

@@ -1,4 +1,4 @@
-"""A short chaos run as people start it, and what is left of one that is killed: nothing."""
+"""A short chaos run as people start it, on both kinds of stack, and what is left of one that is killed: nothing."""
 
 import json
 import os
@@ -12,27 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from infra.local import install, processes
+from infra.local import docker, install, processes
 from tests.stack import PROJECT_FOLDER
 
-pytestmark = [
-    pytest.mark.stack,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(install.missing()), reason=f"not installed: {install.missing()}"),
-]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+installed = pytest.mark.skipif(bool(install.missing()), reason=f"not installed: {install.missing()}")
 RUN_FOLDER = PROJECT_FOLDER / ".run"
 
 
 @contextmanager
-def chaos(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
+def chaos(*arguments: str, kind: str = "binaries") -> Iterator[tuple["subprocess.Popen[str]", Path]]:
     """Have a run under way; gives the process of the stack and the folder by which all that belongs to it is known."""
     name = f"chaos-{secrets.token_hex(4)}"
     stack = [sys.executable, str(PROJECT_FOLDER / "infra" / "local" / "stack.py"), "run", "--name", name, "--"]
     command = [*stack, sys.executable, "-u", "-m", "tests.chaos", *arguments]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("INFERQ_")}
+    images = ("INFERQ_RABBITMQ_IMAGE", "INFERQ_REDIS_IMAGE", "INFERQ_STACK_REDIS_FOLDER")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("INFERQ_") or key in images}
     with subprocess.Popen(
         command,
-        env={**environment, "INFERQ_STACK": "binaries"},
+        env={**environment, "INFERQ_STACK": kind},
         cwd=PROJECT_FOLDER,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -44,6 +42,7 @@ def chaos(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
             process.send_signal(signal.SIGTERM)
 
 
+@installed
 def test_a_load_under_faults_keeps_every_promise() -> None:
     faults = "worker_kill,worker_freeze,link_cut,channel_closed,confirms_withheld,redis_restart,row_fails"
     faults += ",clock_skew,clock_jump"
@@ -60,6 +59,21 @@ def test_a_load_under_faults_keeps_every_promise() -> None:
     assert processes.of_folder(folder) == ()
 
 
+def test_servers_in_containers_are_killed_stopped_and_emptied_too() -> None:
+    if not (docker.answers() and docker.fetch()):
+        pytest.skip("no Docker engine with the images of docker-compose.yml")
+    faults = ("broker_restart", "broker_kill", "memory_alarm", "redis_freeze", "redis_lost")
+
+    with chaos("--seed", "5", "--minutes", "0.7", "--rate", "0.3", "--faults", ",".join(faults), kind="docker") as (process, _):
+        output, _ = process.communicate()
+
+    assert process.returncode == 0, output[-4000:]
+    figures = json.loads(output.splitlines()[-1])
+    assert figures["lost"] == figures["wrong"] == figures["conflicting"] == 0
+    assert figures["faults"].keys() == set(faults)
+
+
+@installed
 def test_a_run_whose_driver_is_killed_leaves_no_process() -> None:
     with chaos("--minutes", "5", "--faults", "worker_kill") as (process, folder):
         within(60, lambda: len(workers(folder)) >= 3)
