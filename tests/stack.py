@@ -91,6 +91,9 @@ def running_stack() -> Iterator[Stack]:
         return
     with contextlib.ExitStack() as owned:
         owned.enter_context(_addresses_set_aside())
+        if kind == "docker":
+            yield _containers_only(owned)
+            return
         containers = _containers_or_none(owned) if kind != "binaries" and docker.answers() else None
         yield containers or owned.enter_context(_private_pair())
 
@@ -186,6 +189,13 @@ def _held_pair(*options: str) -> Iterator[Mapping[str, str]]:
         finally:
             holder.stdin.close()
             holder.wait()
+
+
+def _containers_only(owned: contextlib.ExitStack) -> Stack:
+    """Start containers where nothing else is wanted; a run that was meant for one version never ends up on another."""
+    if not docker.answers():
+        raise StackMissingError("INFERQ_STACK=docker, but no Docker engine with the compose plugin answers")
+    return _containers(owned)
 
 
 def _containers_or_none(owned: contextlib.ExitStack) -> Stack | None:

@@ -64,7 +64,8 @@ def test_servers_in_containers_are_killed_stopped_and_emptied_too() -> None:
         pytest.skip("no Docker engine with the images of docker-compose.yml")
     faults = ("broker_restart", "broker_kill", "memory_alarm", "redis_freeze", "redis_lost")
 
-    with chaos("--seed", "5", "--minutes", "0.7", "--rate", "0.3", "--faults", ",".join(faults), kind="docker") as (process, _):
+    length = ("--seed", "5", "--minutes", "0.7", "--rate", "0.3")
+    with chaos(*length, "--faults", ",".join(faults), kind="docker") as (process, _):
         output, _ = process.communicate()
 
     assert process.returncode == 0, output[-4000:]
