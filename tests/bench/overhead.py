@@ -1,10 +1,10 @@
 """CPU that the worker adds to a run, between the scheduler and the results, as a share of the run itself.
 
 A command, not a test: `make bench-overhead`. Admitted single-row jobs go through the real scheduler, device, session
-and answer building; store and broker are left out, and so is packing answers. Beside it stands a bare loop of
+and answer building; store, broker and log are left out, and so is packing answers. Beside it stands a bare loop of
 `session.run` over the same batches, collated beforehand. Jobs are made and admitted as they are taken in, as in a
-worker; neither that nor the taking in is counted, nor the log's one line a batch. Nor are the worker's own native runs, measured on their thread: what
-they cost more than bare ones is the machine's doing. Rounds are interleaved, medians compared; the last line is JSON.
+worker, and neither is counted. Nor are the worker's own native runs, measured on their thread: what they cost more than
+bare ones is the machine's doing. Rounds are interleaved, medians compared; the last line is JSON.
 """
 
 from __future__ import annotations
