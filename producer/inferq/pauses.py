@@ -141,7 +141,5 @@ class Pauses:
         try:
             yield
         except REDIS_ERRORS as error:
-            problem = redis_problem(error, self._settings)
-            raise StoreUnavailable(
-                f"Redis does not answer ({problem}); pauses are kept there: check redis.url and that it runs"
-            ) from error
+            problem = redis_problem(error, self._settings, first=True)
+            raise StoreUnavailable(f"Redis, where pauses are kept, does not let us ({problem})") from error

@@ -7,6 +7,7 @@ one's back: a retry whose first attempt did arrive reports the key as taken. Com
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -15,7 +16,13 @@ from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,  # noqa: A004 - Redis' own, which is no built-in one
+    NoPermissionError,
+    RedisError,
+    TimeoutError,  # noqa: A004 - the same
+)
 
 from inferq.credentials import login_of
 from inferq.tls import TlsContexts, tls_hint, tls_problem, uses_tls
@@ -111,6 +118,10 @@ class _Login(CredentialProvider):
         password = login.password or ""
         return (password,) if login.user is None else (login.user, password)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """The same: the base class would print a warning of its own first."""
+        return self.get_credentials()
+
 
 def redis_problem(error: BaseException, settings: RedisSettings, *, first: bool = False) -> str:
     """One line about a Redis error, for people, without credentials; `first` if Redis has never answered so far."""
@@ -119,4 +130,8 @@ def redis_problem(error: BaseException, settings: RedisSettings, *, first: bool 
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     if isinstance(error, AuthenticationError):
         return f"{line}; mend user and password in redis.url, or in redis.user_file and redis.password_file"
-    return line + (tls_hint(error, settings, "redis") if first else "")
+    if isinstance(error, NoPermissionError):
+        return f"{line}; this user has no right to it: log in as the one whose task it is"
+    if not isinstance(error, ConnectionError | TimeoutError | builtins.ConnectionError | builtins.TimeoutError):
+        return line
+    return f"{line}; check redis.url and that Redis runs" + (tls_hint(error, settings, "redis") if first else "")

@@ -79,9 +79,7 @@ class ResultStore:
             yield
         except REDIS_ERRORS as error:
             problem = redis_problem(error, self._settings, first=first)
-            raise StoreUnavailable(
-                f"Redis could not {purpose} ({problem}); check redis.url and that Redis runs"
-            ) from error
+            raise StoreUnavailable(f"Redis could not {purpose} ({problem})") from error
 
     async def read(self, job_ids: Sequence[str]) -> tuple[Result, ...]:
         """The outcomes that are there, of those asked for; an unreadable one counts as absent and is logged."""

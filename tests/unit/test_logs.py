@@ -134,6 +134,13 @@ def test_without_a_stream_lines_go_to_the_stderr_of_the_moment(
     assert lines(stream)[0]["message"] == "second"
 
 
+def test_where_a_secret_lies_is_shown() -> None:
+    assert redacted({"password_file": "/run/secrets/broker", "key_password_file": None}) == {
+        "password_file": "/run/secrets/broker",
+        "key_password_file": None,
+    }
+
+
 def test_masking_leaves_the_original_alone() -> None:
     original = {"password": "p", "list": ["amqp://u:p@h"]}
     assert redacted(original) == {"password": "**********", "list": ["amqp://u:**********@h"]}

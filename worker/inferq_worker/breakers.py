@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     PauseLanes: TypeAlias = "Callable[[str, bool], Awaitable[None]]"
 
 _log = structlog.get_logger(__name__)
+_ERROR_CHARS = 500
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class Breakers:
         else:
             opened = (failed or answered) and breaker.ran(now_s, failed=not answered, run_s=report.run_s)
         if opened:
-            self._opened(model)
+            self._opened(model, errors[-1].message if errors else "")
 
     def broke(self, model: str) -> None:
         """The model's session broke under a run: it is rebuilt before the probe, while nothing of the model runs."""
@@ -156,20 +157,23 @@ class Breakers:
             if guard.timer is not None:
                 guard.timer.cancel()
 
-    def _opened(self, model: str) -> None:
+    def _opened(self, model: str, error: str = "") -> None:
         self._guards[model].paused = False
-        self._wait(model)
+        self._wait(model, error)
         self._on_open(model)
         self._tasks.spawn(self._pause_lanes(model))
 
-    def _wait(self, model: str) -> None:
+    def _wait(self, model: str, error: str = "") -> None:
         """The breaker is open, newly or again: say so, and set the time of the next probe."""
         guard = self._guards[model]
         breaker = guard.breaker
         reason = breaker.trip.value if breaker.trip else ""
         due_s = self.retry_s(model)
         self._changed(model, reason)
-        _log.warning("breaker.opened", model=model, reason=reason, probe_in_s=round(due_s - self._clock.now(), 3))
+        probe_in_s = round(due_s - self._clock.now(), 3)
+        _log.warning(
+            "breaker.opened", model=model, reason=reason, last_error=error[:_ERROR_CHARS], probe_in_s=probe_in_s
+        )
         if not self._closed:
             guard.timer = self._clock.call_at(due_s, partial(self._half_open, model))
 

@@ -56,7 +56,10 @@ class LanesSettings(Section):
     """How much work is held in hand."""
 
     interactive_window: int = Field(
-        default=256, ge=1, le=2000, description="Messages of an interactive lane in hand at a time (prefetch)."
+        default=256,
+        ge=1,
+        le=2000,
+        description="Messages of an interactive lane in hand (prefetch) at first; two batches at least.",
     )
     bulk_window: int = Field(default=4, ge=1, le=2000, description="Messages of a bulk lane in hand at the start.")
     bulk_window_rows: int = Field(
