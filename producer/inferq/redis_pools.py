@@ -24,7 +24,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004 - the same
 )
 
-from inferq.credentials import login_of
+from inferq.credentials import SecretFileError, login_of
 from inferq.tls import TlsContexts, tls_hint, tls_problem, uses_tls
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ class _TlsConnection(SSLConnection):
         return {**arguments, "ssl": context}
 
 
+class NoLogin(ConnectionError):  # noqa: N818 - reads as what it says
+    """A file with the user or the password cannot be used."""
+
+
 class _Login(CredentialProvider):
     """Reads user and password from their files whenever a connection logs in."""
 
@@ -114,7 +118,11 @@ class _Login(CredentialProvider):
         self._settings = settings
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        login = login_of(self._settings)
+        try:
+            login = login_of(self._settings)
+        except SecretFileError as error:
+            # The one kind of error upon which the library closes a connection that is half set up.
+            raise NoLogin(str(error)) from None
         password = login.password or ""
         return (password,) if login.user is None else (login.user, password)
 
@@ -128,6 +136,8 @@ def redis_problem(error: BaseException, settings: RedisSettings, *, first: bool 
     if problem := tls_problem(error, settings, "redis"):
         return problem
     line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if isinstance(error, NoLogin):
+        return f"redis.{error}"
     if isinstance(error, AuthenticationError):
         return f"{line}; mend user and password in redis.url, or in redis.user_file and redis.password_file"
     if isinstance(error, NoPermissionError):

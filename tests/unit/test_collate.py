@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferq_worker.runtime.collate import Collator, Piece, RowsMixed, check, join, plan, share_out
+from inferq_worker.runtime.collate import Collator, Piece, RowsMixed, check, check_all, join, plan, share_out
 from inferq_worker.runtime.interface import Array, Feeds, RowError, SessionInfo, TensorSpec
 
 
@@ -137,6 +137,39 @@ def test_wrong_input_names_are_refused_with_both_lists() -> None:
     assert "['z']; the model wants x" in refused.message
 
 
+_ARRAYS = st.builds(
+    np.zeros,
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.sampled_from(["<f4", ">f4", "<f8", "<i8", "S2", "O"]),
+)
+
+
+@given(
+    items=st.lists(
+        st.one_of(
+            st.fixed_dictionaries({"x": _ARRAYS, "k": _ARRAYS}),
+            st.integers(1, 3).map(lambda n: {"x": np.zeros((n, 2), np.float32), "k": np.zeros((n,), np.int64)}),
+            st.tuples(st.integers(0, 3), st.integers(0, 3)).map(
+                lambda rows: {"x": np.zeros((rows[0], 2), np.float32), "k": np.zeros(rows[1:], np.int64)}
+            ),
+        ),
+        max_size=6,
+    ),
+    batchable=st.booleans(),
+)
+@settings(max_examples=200)
+def test_items_checked_together_fare_as_each_by_itself(items: list[Feeds], batchable: bool) -> None:
+    model = info(TensorSpec("x", "float32", (None, 2)), TensorSpec("k", "int64", (None,)), batchable=batchable)
+    assert check_all(items, model) == [check(item, model) for item in items]
+
+
+def test_parts_whose_inner_shapes_differ_are_an_error_and_no_exception() -> None:
+    error = join([{"y": np.zeros((2, 4))}, {"y": np.zeros((1, 3))}])
+    assert isinstance(error, RowError)
+    assert error.code == "inference_failed"
+    assert "'y' has rows of the shapes [3] and [4]" in error.message
+
+
 def test_inputs_with_different_row_counts_are_refused() -> None:
     model = info(TensorSpec("a", "float32", (None,)), TensorSpec("b", "float32", (None,)))
     refused = check({"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}, model)
@@ -222,4 +255,6 @@ def test_every_row_is_answered_once_and_in_place(counts: list[int], max_rows: in
         for piece, part in zip(pieces, share_out({"y": collated + 1}, pieces, model), strict=True):
             parts[piece.item].append(part)
     for item, answers in parts.items():
-        np.testing.assert_array_equal(join(answers)["y"], items[item]["x"] + 1)
+        whole = join(answers)
+        assert not isinstance(whole, RowError)
+        np.testing.assert_array_equal(whole["y"], items[item]["x"] + 1)

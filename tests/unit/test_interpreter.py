@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +12,9 @@ from inferq_worker import interpreter
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    switch_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    switch_s = sys.getswitchinterval()
     yield
     sys.setswitchinterval(switch_s)
-    gc.set_threshold(*thresholds)
     gc.unfreeze()
 
 
@@ -26,15 +26,16 @@ def test_a_thread_whose_run_has_ended_gets_its_turn_within_a_millisecond() -> No
 def test_what_a_worker_has_loaded_is_not_gone_through_for_garbage_again() -> None:
     interpreter.started()
     assert gc.get_freeze_count() > 10_000
-    assert gc.get_threshold()[0] > 700
 
 
 def test_cycles_made_later_are_still_found() -> None:
+    class Node:
+        """Refers to itself."""
+
+        def __init__(self) -> None:
+            self.me = self
+
     interpreter.started()
-    found = gc.collect()
-    for _ in range(1_000):
-        cycle: list[object] = []
-        cycle.append(cycle)
-    del cycle
-    assert gc.collect() >= 1_000
-    assert found < 1_000
+    node = weakref.ref(Node())
+    gc.collect()
+    assert node() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from inferq_worker import intake
 from inferq_worker.poison import RunRecord
 from inferq_worker.runtime import RowError, SessionBroken
 from inferq_worker.runtime.fake import FakeSession, double
+from inferq_worker.work import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -647,3 +649,23 @@ async def test_what_is_held_is_shown_by_lane(time: VirtualTime) -> None:
         await time.settle()
         worker.steps.hand.observe()
         assert worker.registry.get_sample_value("inferq_held_rows", at) == 0
+
+
+@pytest.mark.parametrize(
+    "content", [job_of("a", 1.0), b"no job", job_of("a", model="other")], ids=["ok", "bad", "unknown"]
+)
+async def test_a_message_that_is_settled_is_let_go_at_once_and_not_by_the_garbage_collector(
+    content: Job | bytes, time: VirtualTime
+) -> None:
+    async with fake_worker(time) as worker:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                await worker.take(content)
+            await time.settle()
+            held = [one for one in gc.get_objects() if type(one) is Delivery]
+        finally:
+            gc.enable()
+        assert len(worker.replies()) == 3
+        assert held == []

@@ -1,10 +1,13 @@
 """The runs of one call copy no more than promised, and never touch what is still to be run or already handed out."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engines import Calls, Doubling, DoublingRun, info_of, items_of
@@ -57,6 +60,19 @@ def test_a_batch_of_one_that_is_padded_is_copied_once_and_only_its_own_rows_come
     np.testing.assert_array_equal(engine.ran[0][5:], np.repeat(items[0]["x"][4:], 3, axis=0))
     assert [len(y) for y in outputs_of(report.answers)] == [5]
     assert (report.rows, report.padded_rows) == (5, 3)
+
+
+@pytest.mark.parametrize("limit_rows", [1 << 30, 3, 0], ids=["fits", "too large together", "does not fit at all"])
+def test_what_ran_is_let_go_at_once_and_not_by_the_garbage_collector(limit_rows: int) -> None:
+    calls, items = Calls(Doubling(limit_rows), info_of()), items_of(2, 3)
+    arrays = [weakref.ref(item["x"]) for item in items]
+    gc.disable()
+    try:
+        calls.new().answer(items)
+        del items
+        assert [array() for array in arrays] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_batch_of_several_is_gathered_once_into_a_buffer_that_the_next_one_uses_again() -> None:

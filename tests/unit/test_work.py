@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes import FakeChannel, delivery_of, item_of, job_of, request_of, settler_of
 
+from inferq_worker.runtime import RowError
 from inferq_worker.work import Steps
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def test_steps_cover_all_rows_once_and_in_order_whichever_ends_first(
     wholes = [one.done(doubled(one.feeds), 0.25) for one in ends]
     assert wholes[:-1] == [None] * (len(steps) - 1)
     whole = wholes[-1]
-    assert whole is not None
+    assert isinstance(whole, dict)
     assert np.array_equal(whole["y"], item.inputs["x"] * 2)
     assert item.steps.run_s == 0.25 * len(steps)
 
@@ -69,9 +70,17 @@ def test_every_output_is_joined_whatever_its_inner_shape_and_type() -> None:
     first, last = steps_of(item_of(job_of("a", 1, 2, 3), step_rows=2))
     assert first.done({"y": np.ones((2, 5)), "label": np.array(["a", "b"], object)}, 0.0) is None
     whole = last.done({"y": np.zeros((1, 5)), "label": np.array(["c"], object)}, 0.0)
-    assert whole is not None
+    assert isinstance(whole, dict)
     assert whole["y"].shape == (3, 5)
     assert whole["label"].tolist() == ["a", "b", "c"]
+
+
+def test_steps_whose_outputs_do_not_fit_together_are_an_error_of_that_job() -> None:
+    first, last = steps_of(item_of(job_of("a", 1, 2, 3), step_rows=2))
+    assert first.done({"y": np.ones((2, 5))}, 0.0) is None
+    error = last.done({"y": np.zeros((1, 4))}, 0.0)
+    assert isinstance(error, RowError)
+    assert error.code == "inference_failed"
 
 
 def test_the_job_knows_which_of_its_steps_waits() -> None:

@@ -97,9 +97,9 @@ class Intake:
         try:
             lane, jobs = decode(delivery, self._limits)
         except Exception as unreadable:  # noqa: BLE001 - whatever a body does, its sender is answered
-            error = as_work_error(unreadable)
             self._metrics.job_received(delivery.lane.model, delivery.lane.name)
-            self._outbox.refuse(Request(delivery, delivery.lane.name), error, "")
+            # Not kept in a name: its traceback holds this frame, and with it the message, until the collector comes by.
+            self._outbox.refuse(Request(delivery, delivery.lane.name), as_work_error(unreadable), "")
             return 0
         if delivery.lane.name == FALLBACK_LANE and _belongs_to_the_dead(delivery, jobs, cpu=self._cpu):
             self._in_hand.leave(delivery)

@@ -8,9 +8,6 @@ from typing import Any
 
 _SWITCH_S = 0.0005
 """Longest wait of a thread whose run has ended for its turn in Python, whose own 5 ms would leave the device idle."""
-_YOUNG_OBJECTS = 20_000
-"""New objects between two looks for cycles. A job makes some fifty and none of them is in a cycle; with Python's own
-700 the collector would look at every job in hand several times, and in vain."""
 
 
 def tune() -> None:
@@ -19,10 +16,13 @@ def tune() -> None:
 
 
 def started() -> None:
-    """What is loaded now stays: leave it out of every later garbage collection, and collect less often."""
+    """What is loaded now stays: leave it out of every later garbage collection.
+
+    How often one comes stays as it is: a message of megabytes is no more than fifty objects to the collector, and one
+    that an error's traceback holds must not wait for thousands of others.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def loop_factory() -> Any:

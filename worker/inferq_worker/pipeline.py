@@ -105,22 +105,31 @@ class Pipeline:
 
     async def serve(self) -> None:
         """The next batch, a last check, and on to the device; until the scheduler is closed or the device lost."""
-        while (batch := await self._next()) is not None:
-            closed_s = time.monotonic()
-            self._device.composed(self._predict_s(batch))
-            record, batch = await self._claim(batch)
-            if batch.items:
-                run = self._device.enter(
-                    self._predict_s(batch),
-                    alone=batch.reason == "solo",
-                    unwanted=partial(self._hand.gone, batch.items),
-                )
-                self._tasks.spawn(self._answer(batch, record, run, closed_s))
-                continue
-            self._device.composed(None)
-            self._room.release()
-            if record is not None:
-                await self._finisher.abandon(record)
+        # A call for each, so that nothing of the last one is held while the next is waited for.
+        while await self._serve_one():
+            pass
+
+    async def _serve_one(self) -> bool:
+        """Whether there was a batch."""
+        batch = await self._next()
+        if batch is None:
+            return False
+        closed_s = time.monotonic()
+        self._device.composed(self._predict_s(batch))
+        record, batch = await self._claim(batch)
+        if batch.items:
+            run = self._device.enter(
+                self._predict_s(batch),
+                alone=batch.reason == "solo",
+                unwanted=partial(self._hand.gone, batch.items),
+            )
+            self._tasks.spawn(self._answer(batch, record, run, closed_s))
+            return True
+        self._device.composed(None)
+        self._room.release()
+        if record is not None:
+            await self._finisher.abandon(record)
+        return True
 
     def drain(self) -> None:
         """Take nothing more: what is not in a batch goes back to its queue, so that another worker can batch it."""

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
+from inferq_worker.runtime.collate import join
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
+    import numpy as np
+
     from inferq_schemas import Job, Result
+    from inferq_worker.runtime import RowError
     from inferq_worker.settle import Settler
 
 Feeds: TypeAlias = "Mapping[str, np.ndarray]"
@@ -190,8 +193,8 @@ class WorkItem:
         self.steps.waiting = None if last else replace(self, first_row=self.first_row + self.rows)
         return self.steps.waiting
 
-    def done(self, outputs: Feeds, run_s: float) -> Feeds | None:
-        """Take in what came of this step: the whole answer if all others are done, else None.
+    def done(self, outputs: Feeds, run_s: float) -> Feeds | RowError | None:
+        """Take in what came of this step: the whole answer if all others are done, else None; an error if they differ.
 
         Args:
             outputs: name -> array `(rows, ...)`.
@@ -205,8 +208,7 @@ class WorkItem:
         steps.outputs[self.first_row] = outputs
         if self.open_rows:
             return None
-        parts = [part for _, part in sorted(steps.outputs.items(), key=itemgetter(0))]
-        return {name: np.concatenate([part[name] for part in parts]) for name in outputs}
+        return join([part for _, part in sorted(steps.outputs.items(), key=itemgetter(0))])
 
     @property
     def lane(self) -> str:

@@ -56,16 +56,16 @@ def _rows_if_alike(item: Feeds, other: Feeds) -> int | None:
     """Rows of an item whose arrays have the types and inner shapes of the other's; None if they differ."""
     if len(item) != len(other):
         return None
-    rows = 0
+    rows: int | None = None
     for name, like in other.items():
         array = item.get(name)
         if array is None or array.dtype != like.dtype or array.ndim != like.ndim or array.shape[1:] != like.shape[1:]:
             return None
         if like.ndim:
-            if rows not in (0, array.shape[0]):
+            if rows not in (None, array.shape[0]):
                 return None
             rows = array.shape[0]
-    return rows or None
+    return rows or None  # none at all is for `check` to explain
 
 
 def check(feeds: Feeds, info: SessionInfo) -> int | RowError:
@@ -263,8 +263,22 @@ def share_out(outputs: Feeds, pieces: Sequence[Piece], info: SessionInfo) -> lis
     return shared_out
 
 
-def join(parts: Sequence[Feeds]) -> Feeds:
-    """Put the answers to the pieces of one item together again; a single one is handed on as it is."""
+def join(parts: Sequence[Feeds]) -> Feeds | RowError:
+    """Put the answers to the pieces of one item together again; a single one is handed on as it is.
+
+    An error where they do not fit together: the inner shape of an output depends on the rows that run together.
+    """
     if len(parts) == 1:
         return parts[0]
-    return {name: np.concatenate([part[name] for part in parts], axis=0) for name in parts[0]}
+    whole: dict[str, Array] = {}
+    for name in parts[0]:
+        shapes = {part[name].shape[1:] for part in parts}
+        if len(shapes) > 1:
+            readable = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+            return RowError(
+                "inference_failed",
+                f"the job ran in {len(parts)} parts, and output {name!r} has rows of the shapes {readable} in them: "
+                "send it in smaller jobs",
+            )
+        whole[name] = np.concatenate([part[name] for part in parts], axis=0)
+    return whole

@@ -4,6 +4,7 @@ On a thread of its own, with that thread's buffers; the session above it belongs
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 
 from inferq_worker.runtime.caps import RowCaps, Trial
@@ -89,22 +90,37 @@ class Runs:
         # Asked again: the run before this one may have learned that what was packed beside it is too large.
         trial = Trial(self._caps.limit(shape))
 
-        def run(some: Sequence[Piece]) -> list[Feeds | RowError]:
-            try:
-                return self._attempt(some, feeds, turn, trial, ahead if some is pieces else None)
-            except RunFailed as error:
-                if error.code == "out_of_memory" and len(some) == 1 and self._divisible(some):
-                    return [_whole(isolate(_halves(some[0]), run))]
-                raise
-
         try:
-            answers = isolate(pieces, run)
+            answers = isolate(pieces, partial(self._divide, feeds=feeds, turn=turn, trial=trial, ahead=(pieces, ahead)))
         except RunStopped:
             return [RowError("inference_timeout", f"the run was stopped at its limit of {turn.limit_s:g} s")] * len(
                 pieces
             )
         self._learn(shape, trial, answers)
         return answers
+
+    def _divide(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        feeds: Sequence[Feeds],
+        turn: Turn,
+        trial: Trial,
+        ahead: tuple[Sequence[Piece], NativeRun | RunFailed | None],
+    ) -> list[Feeds | RowError]:
+        """One attempt, and where a single item finds no memory, one with each half of its rows.
+
+        Not a function within `_run` that calls itself: such a one is a cycle, and would hold the whole batch with its
+        message bodies until the garbage collector comes by.
+        """
+        packed, native = ahead
+        try:
+            return self._attempt(pieces, feeds, turn, trial, native if pieces is packed else None)
+        except RunFailed as error:
+            if error.code != "out_of_memory" or len(pieces) > 1 or not self._divisible(pieces):
+                raise
+        halves = partial(self._divide, feeds=feeds, turn=turn, trial=trial, ahead=ahead)
+        return [_whole(isolate(_halves(pieces[0]), halves))]
 
     def _divisible(self, pieces: Sequence[Piece]) -> bool:
         return self.info.batchable and (len(pieces) > 1 or pieces[0].rows > 1)
