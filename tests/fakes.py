@@ -300,9 +300,10 @@ class FakeStore:
     async def retire(self, *, cpu_models: Sequence[str] = (), gpu_models: Sequence[str] = ()) -> None:
         await self._reach("retire", [*cpu_models, *gpu_models])
 
-    async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
-        await self._reach("payloads", [job_id])
-        return [self.inputs.get((job_id, name)) for name in names]
+    async def payloads(self, refs: Sequence[str]) -> list[bytes | None]:
+        found = {self.input_ref(*key): data for key, data in self.inputs.items()}
+        await self._reach("payloads", [job_id for job_id, _ in self.inputs])
+        return [found.get(ref) for ref in refs]
 
     def input_ref(self, job_id: str, name: str) -> str:
         return f"inferq:{{{job_id}}}:in:{name}"

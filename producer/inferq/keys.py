@@ -5,7 +5,12 @@ The job id stands in braces, so that on a Redis Cluster all keys of one job live
 them. The prefix is configuration, one per tenant or environment.
 """
 
-__all__ = ["done_channel", "input_key", "output_key", "paused_key", "result_key"]
+import re
+from typing import Final
+
+__all__ = ["done_channel", "input_key", "is_at", "output_key", "paused_key", "result_key"]
+
+_MARK: Final = re.compile(r":[0-9a-f]{32}")
 
 
 def result_key(prefix: str, job_id: str) -> str:
@@ -18,14 +23,30 @@ def done_channel(prefix: str, job_id: str) -> str:
     return f"{prefix}:{{{job_id}}}:done"
 
 
-def input_key(prefix: str, job_id: str, name: str) -> str:
-    """Key of the raw bytes of a large input; the only `ref` a worker resolves for that job and input."""
-    return f"{prefix}:{{{job_id}}}:in:{name}"
+def input_key(prefix: str, job_id: str, name: str, mark: str = "") -> str:
+    """Key of the raw bytes of a large input; a worker resolves no other `ref` for that job and input.
+
+    The mark, 32 hexadecimal digits, tells contents apart: then the job's digest does so too, in which the `ref` stands,
+    and another sender's job of the same id leaves these bytes alone.
+    """
+    return _marked(f"{prefix}:{{{job_id}}}:in:{name}", mark)
 
 
-def output_key(prefix: str, job_id: str, name: str) -> str:
-    """Key of the raw bytes of a large output; the only `ref` a client resolves for that job and output."""
-    return f"{prefix}:{{{job_id}}}:out:{name}"
+def output_key(prefix: str, job_id: str, name: str, mark: str = "") -> str:
+    """Key of the raw bytes of a large output; a client resolves no other `ref` for that job and output.
+
+    The mark, 32 hexadecimal digits, is one attempt's own: what another attempt computed is not overwritten.
+    """
+    return _marked(f"{prefix}:{{{job_id}}}:out:{name}", mark)
+
+
+def is_at(ref: str | None, key: str) -> bool:
+    """Whether a `ref` is this key, with a mark or without."""
+    return ref is not None and ref.startswith(key) and (ref == key or _MARK.fullmatch(ref, len(key)) is not None)
+
+
+def _marked(key: str, mark: str) -> str:
+    return f"{key}:{mark}" if mark else key
 
 
 def paused_key(prefix: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from redis.asyncio import Redis
 
-from inferq.keys import done_channel, input_key, output_key, result_key
+from inferq.keys import done_channel, input_key, is_at, output_key, result_key
 from inferq.outcome import Outcome, decode_outcome
 from inferq_schemas import (
     ACCEPT_BUNDLE_HEADER,
@@ -99,7 +99,7 @@ class FakeWorker:
     async def _input(self, job: Job, name: str, tensor: Tensor) -> Tensor:
         if tensor.ref is None:
             return tensor
-        assert tensor.ref == input_key(self.prefix, job.id, name)
+        assert is_at(tensor.ref, input_key(self.prefix, job.id, name))
         assert self.redis is not None
         data = cast("bytes", await self.redis.get(tensor.ref))
         return Tensor(dtype=tensor.dtype, shape=tensor.shape, data=data)

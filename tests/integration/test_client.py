@@ -26,10 +26,11 @@ from inferq import (
     StoreUnavailable,
     UnknownModel,
 )
-from inferq.keys import result_key
+from inferq.keys import input_key, is_at, result_key
 from inferq.outcome import Outcome
+from inferq.results import ResultStore
 from inferq.settings import BrokerSettings, ClientSettings, RedisSettings
-from inferq_schemas import ModelTopology, Result, Tensor, Topology
+from inferq_schemas import Job, ModelTopology, Result, Tensor, Topology
 
 MODEL = "double"
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -373,11 +374,27 @@ async def test_large_tensors_travel_through_redis_both_ways_and_leave_no_input(
     answer = await client.infer(MODEL, {"x": large})
 
     ref = worker.seen[0].inputs["x"].ref
-    assert ref == f"{settings.redis.prefix}:{{{answer.id}}}:in:x"
+    assert ref is not None
+    assert is_at(ref, input_key(settings.redis.prefix, answer.id, "x"))
     assert answer.result.outputs["x2"].ref is not None
     np.testing.assert_array_equal(answer.outputs["x2"], large * 2)
     assert worker.redis is not None
     assert not await worker.redis.exists(ref)
+
+
+async def test_large_inputs_of_one_id_stand_apart_by_their_contents(settings: ClientSettings) -> None:
+    store = ResultStore(settings.redis)
+    try:
+        jobs = [Job(id="a", model=MODEL, inputs={"x": Tensor.from_numpy(np.full((1, 300_000), n))}) for n in (1, 2, 1)]
+        first, other, again = [await store.leave_inputs(job, now_ms=0) for job in jobs]
+        assert first.digest() == again.digest() != other.digest()
+        assert await store.hold_inputs(first, now_ms=0)
+        assert await store.hold_inputs(other, now_ms=0)
+        await store.drop_inputs(other)
+        assert await store.hold_inputs(first, now_ms=0)
+        assert not await store.hold_inputs(other, now_ms=0)
+    finally:
+        await store.close()
 
 
 async def test_a_client_without_redis_sends_large_tensors_inline(settings: ClientSettings) -> None:

@@ -11,10 +11,10 @@ import redis
 from infra.local.management import Management
 from pydantic import SecretStr
 from tests.e2e.worker_process import until
-from tests.stack import TlsStack
+from tests.stack import Stack, TlsStack
 
 from inferq.amqp import Link
-from inferq.redis_pools import REDIS_ERRORS, open_redis
+from inferq.redis_pools import REDIS_ERRORS, open_redis, redis_problem
 from inferq.settings import BrokerSettings, ClientSettings, RedisSettings, load_settings
 
 
@@ -91,6 +91,22 @@ async def test_a_redis_connection_comes_back_with_the_password_that_is_in_the_fi
         assert await client.ping()
         await client.aclose()
         admin.acl_deluser(name)
+
+
+async def test_a_file_that_holds_no_password_leaves_no_redis_connection_half_set_up(
+    stack: Stack, tmp_path: Path, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("")
+    settings = RedisSettings(url=SecretStr(stack.redis_url), password_file=file)
+    client = open_redis(settings, retries=0)
+    for _ in range(2):
+        with pytest.raises(REDIS_ERRORS) as problem:
+            await client.hgetall("nothing")
+        assert redis_problem(problem.value, settings) == f"redis.password_file {file} is empty"
+    await client.aclose()
+    assert not recwarn.list
+    assert not caplog.records
 
 
 def test_a_password_in_the_secrets_directory_is_read_from_there_at_every_connect(

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 from tests.fakes import metrics_of
 
-from inferq.keys import done_channel, output_key, result_key
+from inferq.keys import done_channel, is_at, output_key, result_key
 from inferq.outcome import Outcome
 from inferq.redis_pools import open_redis
 from inferq.settings import RedisSettings
@@ -303,11 +303,32 @@ async def test_who_retires_is_gone_at_once(site: Site) -> None:
 async def test_payloads_come_in_order_and_outputs_lie_beside_the_outcome(site: Site) -> None:
     store = await site.up()
     await site.redis.set(store.input_ref("a", "x"), b"raw")
-    assert await store.payloads("a", ["y", "x"]) == [None, b"raw"]
+    assert await store.payloads([store.input_ref("a", name) for name in ("y", "x")]) == [None, b"raw"]
     refs = await store.put_outputs("a", {"big": b"bytes", "bigger": b"more"})
-    assert refs == {name: output_key(site.prefix, "a", name) for name in ("big", "bigger")}
+    assert all(is_at(ref, output_key(site.prefix, "a", name)) for name, ref in refs.items())
     assert await site.redis.get(refs["big"]) == b"bytes"
     assert 0 < await site.redis.ttl(refs["bigger"]) <= TTL_S
+
+
+async def test_what_another_attempt_computed_is_not_overwritten(site: Site) -> None:
+    store = await site.up()
+    (first,) = (await store.put_outputs("a", {"y": b"one"})).values()
+    (second,) = (await store.put_outputs("a", {"y": b"two"})).values()
+    assert [await site.redis.get(ref) for ref in (first, second)] == [b"one", b"two"]
+
+
+async def test_what_redis_refuses_although_it_answers_is_known_until_it_does_so_no_more(site: Site) -> None:
+    store = await site.up()
+    await site.redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            await store.keep([outcome("a")])
+        assert store.up
+        assert "maxmemory" in (store.refusal or "")
+    finally:
+        await site.redis.config_set("maxmemory", "0")
+    await store.keep([outcome("a")])
+    assert store.refusal is None
 
 
 async def test_before_the_first_heartbeat_nothing_is_asked(site: Site) -> None:
@@ -331,7 +352,7 @@ async def test_before_the_first_heartbeat_nothing_is_asked(site: Site) -> None:
         lambda store: store.cpu_workers("m"),
         lambda store: store.pauses(),
         lambda store: store.retire(gpu_models=["m"]),
-        lambda store: store.payloads("a", ["x"]),
+        lambda store: store.payloads([store.input_ref("a", "x")]),
         lambda store: store.put_outputs("a", {"y": b"1"}),
     ],
 )

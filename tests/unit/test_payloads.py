@@ -112,7 +112,7 @@ async def test_texts_are_not_fetched(payloads: Payloads, store: FakeStore) -> No
 async def test_of_many_jobs_a_few_at_a_time_are_fetched(store: FakeStore, time: VirtualTime) -> None:
     under_way, most = 0, 0
 
-    async def slowly(job_id: str, names: Sequence[str]) -> list[bytes | None]:
+    async def slowly(refs: Sequence[str]) -> list[bytes | None]:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)

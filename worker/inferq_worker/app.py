@@ -314,7 +314,7 @@ class Worker:
         return EXIT_OK
 
     async def _heartbeat(self) -> None:
-        was_up = True
+        was_up, refusal = True, None
         beat = 0
         while True:
             beat += 1
@@ -334,6 +334,9 @@ class Worker:
                     _log.warning("redis.back")
                 else:
                     _log.warning("redis.away", reason=self._store.last_error)
+            if (now := self._store.refusal if was_up else None) != refusal:
+                refusal = now
+                _log.warning("redis.refuses" if refusal else "redis.accepts", reason=refusal)
             end_if_cancelled()
             await asyncio.sleep(HEARTBEAT_EVERY_S if was_up else 0.5)
 
@@ -378,10 +381,16 @@ class Worker:
         return {
             "models": Check(self._steps is not None, "loaded" if self._steps else "loading and warming up"),
             "broker": Check(not problems, "; ".join(problems) or "consuming"),
-            "redis": Check(self._store.up, "answers" if self._store.up else self._store.last_error),
+            "redis": self._redis(),
             "breakers": Check(not broken, "open for every model: none can be run" if broken else "runs are allowed"),
             "draining": Check(not self._stop.is_set(), "draining" if self._stop.is_set() else "no"),
         }
+
+    def _redis(self) -> Check:
+        if not self._store.up:
+            return Check(False, self._store.last_error)
+        refusal = self._store.refusal
+        return Check(refusal is None, "answers" if refusal is None else f"refuses: {refusal}")
 
     def _started(self) -> Mapping[str, Check]:
         started = self._steps is not None

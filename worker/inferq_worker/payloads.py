@@ -6,6 +6,7 @@ import asyncio
 from math import prod
 from typing import TYPE_CHECKING
 
+from inferq.keys import is_at
 from inferq_schemas import ContractError, Tensor
 from inferq_schemas.tensor import DTYPES
 from inferq_worker.errors import StoreUnavailable, WorkError
@@ -52,23 +53,24 @@ class Payloads:
         names = [name for name, tensor in job.inputs.items() if tensor.ref is not None]
         if not names:
             return job.inputs
-        for name in names:
-            if job.inputs[name].ref != (own := self._store.input_ref(job.id, name)):
+        refs = [str(job.inputs[name].ref) for name in names]
+        for name, ref in zip(names, refs, strict=True):
+            if not is_at(ref, own := self._store.input_ref(job.id, name)):
                 raise WorkError("invalid_input", f"inputs.{name}.ref must be {own!r}, the key of this very input")
         payload_bytes = sum(_declared_bytes(name, job.inputs[name]) for name in names)
         if payload_bytes > self._max_bytes:
             message = f"referenced inputs are {payload_bytes} bytes together, at most {self._max_bytes}"
             raise WorkError("too_large", f"{message} (limits.payload_bytes)")
         await self._held.reserve(request, payload_bytes)
-        raw = await self._fetch(job.id, names, request.delivery)
+        raw = await self._fetch(refs, request.delivery)
         found = dict(zip(names, raw, strict=True))
         return {name: _resolved(name, tensor, found) for name, tensor in job.inputs.items()}
 
-    async def _fetch(self, job_id: str, names: list[str], delivery: Delivery) -> list[bytes | None]:
+    async def _fetch(self, refs: list[str], delivery: Delivery) -> list[bytes | None]:
         while True:
             try:
                 async with self._fetches:
-                    return await self._store.payloads(job_id, names)
+                    return await self._store.payloads(refs)
             except StoreUnavailable as error:
                 if delivery.stale:
                     raise WorkError("internal", "redis is away and the delivery was taken back", keep=False) from error

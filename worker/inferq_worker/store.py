@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ class Store:
         self._runs = 0
         self._up = asyncio.Event()
         self._answered = False
+        self._refusals: dict[str, str] = {}
         self.last_error = "not asked yet"
 
     @property
@@ -94,7 +96,7 @@ class Store:
         self._raise_refusal([*forgotten, raw], "lookup")
         if isinstance(recorded, Exception):
             # A full Redis refuses to write, and still knows which jobs are answered or cancelled.
-            self._metrics.store_error("running")
+            self._refused("running", recorded)
         return [_outcome(value) for value in raw]
 
     async def look_up(self, ids: Sequence[str]) -> list[Outcome | None]:
@@ -201,8 +203,8 @@ class Store:
         pipe.hgetall(self._cpu_key(model))
         pipe.smembers(self._gpu_key(model))
         entries, members = await self._execute(pipe, "running")
-        cpus = {key.decode(): CpuWorker.decode(raw) for key, raw in entries.items()}
-        gpus = {key.decode() for key in members}
+        cpus = {key.decode(errors="replace"): CpuWorker.decode(raw) for key, raw in entries.items()}
+        gpus = {key.decode(errors="replace") for key in members}
         alive = await self._alive(cpus.keys() | gpus)
         if gpus - alive:
             await self._call("running", self._redis.srem(self._gpu_key(model), *(gpus - alive)))
@@ -223,21 +225,19 @@ class Store:
             pipe.srem(self._gpu_key(model), self._worker)
         await self._execute(pipe, "running")
 
-    async def payloads(self, job_id: str, names: Sequence[str]) -> list[bytes | None]:
-        """Raw bytes behind the claim checks of a job's inputs, in order; None where the key is gone."""
-        raw: list[bytes | None] = await self._call(
-            "input", self._redis.mget([input_key(self._prefix, job_id, name) for name in names])
-        )
+    async def payloads(self, refs: Sequence[str]) -> list[bytes | None]:
+        """Raw bytes behind claim checks of the caller's own job, in order; None where the key is gone."""
+        raw: list[bytes | None] = await self._call("input", self._redis.mget(list(refs)))
         return raw
 
     def input_ref(self, job_id: str, name: str) -> str:
-        """The only reference that a job's input may carry."""
+        """The only reference that a job's input may carry, with a mark (see `inferq.keys`) or without."""
         return input_key(self._prefix, job_id, name)
 
     async def put_outputs(self, job_id: str, outputs: Mapping[str, bytes]) -> Mapping[str, str]:
         """Store large outputs beside the outcome; returns name -> reference."""
-        pipe = self._pipeline()
-        refs = {name: output_key(self._prefix, job_id, name) for name in outputs}
+        pipe, mark = self._pipeline(), secrets.token_hex(16)
+        refs = {name: output_key(self._prefix, job_id, name, mark) for name in outputs}
         for name, data in outputs.items():
             pipe.set(refs[name], data, ex=self._ttl_s)
         await self._execute(pipe, "output")
@@ -258,13 +258,23 @@ class Store:
     async def _execute(self, pipe: Pipeline, operation: str, *, probe: bool = False) -> list[Any]:
         replies: list[Any] = await self._call(operation, pipe.execute(raise_on_error=False), probe=probe)
         self._raise_refusal(replies, operation)
+        self._refusals.pop(operation, None)
         return replies
 
     def _raise_refusal(self, replies: Iterable[object], operation: str) -> None:
         for reply in replies:
             if isinstance(reply, Exception):
-                self._metrics.store_error(operation)
-                raise StoreUnavailable(f"redis refused: {type(reply).__name__}: {reply}"[:300]) from reply
+                self._refused(operation, reply)
+                raise StoreUnavailable(f"redis refused: {self._refusals[operation]}") from reply
+
+    def _refused(self, operation: str, reply: Exception) -> None:
+        self._refusals[operation] = f"{type(reply).__name__}: {reply}"[:300]
+        self._metrics.store_error(operation)
+
+    @property
+    def refusal(self) -> str | None:
+        """What Redis refuses at present although it answers (it is full, this user may not), in its own words."""
+        return next(iter(self._refusals.values()), None)
 
     async def _call(self, operation: str, command: Awaitable[Any], *, probe: bool = False) -> Any:
         """Run a command. While Redis is known to be away only probes are sent: nobody waits out time-outs in turn."""

@@ -59,9 +59,9 @@ class Undertaker:
         try:
             lane, jobs = decode(delivery, self._limits)
         except Exception as unreadable:  # noqa: BLE001 - an unsettled message would never be seen again
-            error = as_work_error(unreadable)
             delivery.open_requests = 1
-            await self._finisher.finish([_answer(Request(delivery, delivery.lane.name), "", error)], None)
+            answer = _answer(Request(delivery, delivery.lane.name), "", as_work_error(unreadable))
+            await self._finisher.finish([answer], None)
             return
         delivery.open_requests = len(jobs)
         await asyncio.gather(*(self._bury_or_leave(Request(delivery, lane), job) for job in jobs))
