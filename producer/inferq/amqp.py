@@ -182,7 +182,8 @@ class Link:
         while True:
             started_s = time.monotonic()
             try:
-                await self._live()
+                with loss_is_an_error():
+                    await self._live()
             except CONNECTION_ERRORS as error:
                 self.refusal = self._refusal(error)
                 hint = "" if self.connects else tls_hint(error, self._settings, "broker")
@@ -283,7 +284,8 @@ class Link:
     async def channel(self, *, confirms: bool = True) -> Channel:
         """A fresh channel; raises a connection error when the link is down."""
         try:
-            return cast("Channel", await self._raw.channel(publisher_confirms=confirms, on_return_raises=True))
+            with loss_is_an_error():
+                return cast("Channel", await self._raw.channel(publisher_confirms=confirms, on_return_raises=True))
         except RuntimeError as error:
             # aiormq's way to say so between the loss of a connection and the moment when we hear of it.
             raise ConnectionError("the broker connection is closed") from error
@@ -346,7 +348,7 @@ class Publisher:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s) as limit:
-                with self._extended(limit, limit_s) if patient else contextlib.nullcontext():
+                with self._extended(limit, limit_s) if patient else contextlib.nullcontext(), loss_is_an_error():
                     channel = await self._open()
                     await channel.basic_publish(
                         body,
@@ -397,6 +399,20 @@ class Publisher:
                 await self._link.up.wait()
                 self._channel = await self._link.channel()
             return self._channel
+
+
+@contextlib.contextmanager
+def loss_is_an_error() -> Iterator[None]:
+    """Around every wait for the broker: raises ConnectionError where aiormq cancels who waits on what is lost.
+
+    Nobody asked for such a cancellation. A task that takes it for its own ends without a word, and with it a caller's
+    wait for an answer, or the consumer of a lane.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        end_if_cancelled()
+        raise ConnectionError("what was asked of the broker was lost with its connection") from error
 
 
 def end_if_cancelled() -> None:

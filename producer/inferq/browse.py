@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from inferq.amqp import CONNECTION_ERRORS, BrokerUnreachable, Link, describe
+from inferq.amqp import CONNECTION_ERRORS, BrokerUnreachable, Link, describe, loss_is_an_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -116,12 +116,13 @@ class Browser:
             try:
                 inbox = _Inbox(min(count, MOST_MESSAGES), wanted, limit_bytes)
                 # One consumer with all: what several held would come back in the order of the consumers.
-                await channel.basic_qos(prefetch_count=MOST_MESSAGES)
-                await channel.basic_consume(self._queue, inbox.put)
+                with loss_is_an_error():
+                    await channel.basic_qos(prefetch_count=MOST_MESSAGES)
+                    await channel.basic_consume(self._queue, inbox.put)
                 while time.monotonic() < ends_s and (message := await inbox.get(channel.closing)) is not None:
                     yield Held(channel, message)
             finally:
-                with contextlib.suppress(*CONNECTION_ERRORS):
+                with contextlib.suppress(*CONNECTION_ERRORS), loss_is_an_error():
                     await channel.close()
 
     @contextlib.contextmanager

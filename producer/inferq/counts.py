@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from inferq.amqp import Link
+from inferq.amqp import Link, loss_is_an_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -63,7 +63,8 @@ async def count_existing(broker: BrokerSettings, queues: Iterable[str]) -> dict[
 
 
 async def _count(channel: Channel, queue: str) -> Count:
-    declared = await channel.queue_declare(queue, passive=True)
+    with loss_is_an_error():
+        declared = await channel.queue_declare(queue, passive=True)
     return Count(declared.message_count or 0, declared.consumer_count or 0)
 
 

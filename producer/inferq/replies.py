@@ -12,7 +12,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from inferq.amqp import CONNECTION_ERRORS, describe
+from inferq.amqp import CONNECTION_ERRORS, describe, loss_is_an_error
 from inferq.errors import BrokerUnavailable
 from inferq_schemas import ContractError, decode_results
 
@@ -96,7 +96,8 @@ class ReplyQueue:
             channel.on_consumer_cancel_callbacks.add(lambda _: lost.set())
             closing = channel.closing
             closing.add_done_callback(lambda _: lost.set())
-            self._name = await self._declare(channel)
+            with loss_is_an_error():
+                self._name = await self._declare(channel)
             self._ready.set()
             self._moves += 1
             if self._moves > 1:
@@ -105,7 +106,7 @@ class ReplyQueue:
             self._ready.clear()
             _log.warning("reply queue %s is lost", self._name)
         finally:
-            with contextlib.suppress(*CONNECTION_ERRORS):
+            with contextlib.suppress(*CONNECTION_ERRORS), loss_is_an_error():
                 await asyncio.wait_for(channel.close(), self._timeout_s)
 
     async def _declare(self, channel: AbstractChannel) -> str:

@@ -99,6 +99,30 @@ async def test_the_patient_wait_out_an_alarm_and_no_more(monkeypatch: pytest.Mon
         patient.result()
 
 
+class DroppedChannel(SilentChannel):
+    """Its connection is lost under a message, and the library cancels who waits."""
+
+    async def basic_publish(self, _body: bytes, **_: object) -> None:
+        confirmation: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(confirmation.cancel)
+        await confirmation
+
+
+async def test_a_publish_that_the_library_cancels_is_an_error_to_its_caller() -> None:
+    publisher = Publisher(cast("Any", UpLink(DroppedChannel())), timeout_s=10)
+    with pytest.raises(PublishUnknown, match="lost with its connection"):
+        await publisher.publish(b"", exchange="e", routing_key="k", properties=properties())
+
+
+async def test_a_publish_that_its_caller_cancels_is_cancelled() -> None:
+    publisher = Publisher(cast("Any", UpLink(SilentChannel())), timeout_s=10)
+    task = asyncio.create_task(publisher.publish(b"", exchange="e", routing_key="k", properties=properties()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_plain_properties_are_written() -> None:
     await publish(correlation_id="c", reply_to="r", expiration_ms=5, headers={"a": 1, "b": "x"})
 

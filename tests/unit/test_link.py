@@ -136,3 +136,12 @@ async def test_a_link_that_was_up_and_was_closed_says_so(monkeypatch: pytest.Mon
 
     assert up_error is None
     assert link.last_error == "closed by us"
+
+
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_a_link(
+    broker_says: Callable[..., list[BaseException]],
+) -> None:
+    seen = broker_says(asyncio.CancelledError(), asyncio.CancelledError(), AWAY)
+    async with living(Link(SETTINGS, name="x")) as link:
+        await until(lambda: len(seen) > 3)
+        assert "ConnectionRefusedError" in (link.last_error or "")

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from inferq.amqp import CONNECTION_ERRORS, Link, OnUp, Publisher, end_if_cancelled
+from inferq.amqp import CONNECTION_ERRORS, Link, OnUp, Publisher, end_if_cancelled, loss_is_an_error
 from inferq.pauses import in_force
 from inferq_schemas import DEAD_QUEUE, FALLBACK_LANE, fallback_queue, lane_queue
 from inferq_worker.consume import LaneConsumer
@@ -128,7 +128,8 @@ class Broker:
         try:
             if self._counting is None or self._counting.is_closed:
                 self._counting = await self.consuming.channel(confirms=False)
-            declared = await self._counting.queue_declare(queue, passive=True)
+            with loss_is_an_error():
+                declared = await self._counting.queue_declare(queue, passive=True)
         except CONNECTION_ERRORS:
             return None
         return declared.message_count

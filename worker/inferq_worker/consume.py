@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from inferq.amqp import CONNECTION_ERRORS, Link, describe
+from inferq.amqp import CONNECTION_ERRORS, Link, describe, loss_is_an_error
 from inferq_worker.settle import Settler
 from inferq_worker.work import WINDOW_MIN, Delivery, Lane
 
@@ -144,8 +144,9 @@ class LaneConsumer:
             return
         try:
             scratch = await self._link.channel(confirms=False)
-            declared = await scratch.queue_declare(self.lane.queue, passive=True)
-            await scratch.close()
+            with loss_is_an_error():
+                declared = await scratch.queue_declare(self.lane.queue, passive=True)
+                await scratch.close()
         except CONNECTION_ERRORS as error:
             self._set_problem(f"queue {self.lane.queue}: {describe(error)}")
             self._lost.set()
@@ -207,8 +208,9 @@ class LaneConsumer:
 
     async def _start(self) -> None:
         scratch = await self._link.channel(confirms=False)
-        await scratch.queue_declare(self.lane.queue, passive=True)
-        await scratch.close()
+        with loss_is_an_error():
+            await scratch.queue_declare(self.lane.queue, passive=True)
+            await scratch.close()
         async with self._switch:
             self._lost.clear()
             channel = await self._link.channel(confirms=False)
@@ -228,26 +230,28 @@ class LaneConsumer:
         try:
             if not channel.is_closed:
                 await settler.emptied()
-                await channel.close()
+                with loss_is_an_error():
+                    await channel.close()
         except CONNECTION_ERRORS as error:
             _log.info("closing an old channel of %s: %s", self.lane.queue, describe(error))
         finally:
             self._left.discard(settler)
 
     async def _consume(self, channel: Channel, settler: Settler) -> None:
-        await channel.basic_qos(prefetch_count=self._window)
-
         async def on_message(message: DeliveredMessage) -> None:
             self._on_message(settler, message)
 
-        ok = await channel.basic_consume(self.lane.queue, on_message)
+        with loss_is_an_error():
+            await channel.basic_qos(prefetch_count=self._window)
+            ok = await channel.basic_consume(self.lane.queue, on_message)
         self._tag = ok.consumer_tag
 
     async def _cancel(self) -> None:
         tag, self._tag = self._tag, None
         if tag is not None and self._channel is not None and not self._channel.is_closed:
             try:
-                await self._channel.basic_cancel(tag)
+                with loss_is_an_error():
+                    await self._channel.basic_cancel(tag)
             except CONNECTION_ERRORS as error:
                 _log.info("cancelling the consumer of %s: %s", self.lane.queue, describe(error))
 

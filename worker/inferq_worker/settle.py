@@ -6,7 +6,7 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from inferq.amqp import CONNECTION_ERRORS
+from inferq.amqp import CONNECTION_ERRORS, loss_is_an_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,12 +115,13 @@ class Settler:
         return prefix
 
     async def _send(self, prefix: int, decided: Mapping[int, Fate]) -> None:
-        if prefix:
-            await self._channel.basic_ack(prefix, multiple=True, wait=False)
-        for tag, fate in decided.items():
-            if tag <= prefix:
-                continue
-            if fate is Fate.ACK:
-                await self._channel.basic_ack(tag, wait=False)
-            else:
-                await self._channel.basic_nack(tag, requeue=fate is Fate.BACK, wait=False)
+        with loss_is_an_error():
+            if prefix:
+                await self._channel.basic_ack(prefix, multiple=True, wait=False)
+            for tag, fate in decided.items():
+                if tag <= prefix:
+                    continue
+                if fate is Fate.ACK:
+                    await self._channel.basic_ack(tag, wait=False)
+                else:
+                    await self._channel.basic_nack(tag, requeue=fate is Fate.BACK, wait=False)
