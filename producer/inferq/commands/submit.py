@@ -162,7 +162,7 @@ def _above_zero(text: str) -> float:
 def _run(args: argparse.Namespace) -> int:
     settings = settings_of(args, ClientSettings)
     speak_in_lines()
-    with _errors_for_people():
+    with _errors_for_people(args):
         _check(args)
         sources = Sources(
             args.files, Reading(dict(args.dtype), args.add_batch_axis), args.rows_per_job, strict=args.strict
@@ -264,7 +264,7 @@ async def _submit(
 
 
 @contextlib.contextmanager
-def _errors_for_people() -> Iterator[None]:
+def _errors_for_people(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except (InputError, InferqError) as error:
@@ -273,8 +273,10 @@ def _errors_for_people() -> Iterator[None]:
         # Whoever read the answers has left; the frame of the command line knows what that means.
         raise
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise CommandError(f"{where}{error.strerror or error}") from error
+        # A disk that is full does not say which file it was.
+        written = " or ".join(str(file) for file in (args.output, args.checkpoint) if file is not None)
+        where = error.filename or written or "standard output"
+        raise CommandError(f"{where}: {error.strerror or error}") from error
 
 
 def _tell(tally: Tally, progress: Progress, args: argparse.Namespace, stop: Stop) -> None:
