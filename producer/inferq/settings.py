@@ -190,7 +190,7 @@ class BrokerSettings(ServerSection):
     management_url: HttpUrl | None = Field(
         default=None,
         description="Management API, for `inferq topology` and exact checks at start. Without it the commands ask the "
-        "host of `url` on port 15672 with the same user.",
+        "host of `url` with the same user: on port 15672, or over TLS on port 15671 where `url` is `amqps://`.",
     )
     reply_exchange: Literal["", "inferq.replies"] = Field(
         default="",
