@@ -280,13 +280,18 @@ class Workers:
         return await self.start(*arguments, program=program, **knobs).ready()
 
     def close(self) -> None:
-        """End all of them by pid; pytest shows what is printed here for a test that failed."""
+        """End all of them by pid; pytest shows what is printed here for a test that failed.
+
+        Whatever a test does, no worker asks the broker for more than its user may.
+        """
         for worker in self.started:
             if worker.returncode is None:
                 worker.process.kill()
             worker.process.wait()
             print(f"--- {worker.log_path.name}, exit status {worker.returncode}")  # noqa: T201 - pytest shows it
             print(worker.log()[-6000:])  # noqa: T201 - pytest shows it
+        logged = [line for worker in self.started for line in worker.log().splitlines()]
+        assert [line for line in logged if "refused for user" in line] == []
 
 
 def _as_knobs(section: str, settings: ServerSection) -> dict[str, str]:

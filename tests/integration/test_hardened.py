@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -15,12 +16,14 @@ from infra.local import install, processes
 from infra.local import redis as local_redis
 from infra.local.errors import StackError
 from infra.local.management import Management
-from redis.exceptions import NoPermissionError
+from pydantic import SecretStr
+from redis.exceptions import AuthenticationError, NoPermissionError
 from tests.hardened import USERS, HardenedSite, hardened_site
 from tests.stack import Stack, redis_options
 
 from inferq.amqp import BrokerRefuses, Link, properties
 from inferq.redis_access import REDIS_USERS, acl_lines
+from inferq.settings import BrokerSettings
 from inferq_schemas import ModelTopology
 
 CLIENT, GPU, CPU, OPERATOR, TOPOLOGY, MONITORING = USERS
@@ -132,9 +135,22 @@ async def test_on_the_broker_a_role_may_do_its_work_and_nothing_else(site: Harde
 
 async def test_nobody_has_the_password_of_another(site: HardenedSite) -> None:
     settings = site.broker_settings(CLIENT).model_copy(update={"password_file": site.passwords / GPU})
+    await _is_refused(settings, CLIENT)
+
+
+async def test_nobody_gets_in_as_the_servers_default_user(site: HardenedSite) -> None:
+    parts = urlsplit(site.broker.url)
+    url = SecretStr(f"amqps://{parts.hostname}:{parts.port}{parts.path}")
+    await _is_refused(site.broker_settings(CLIENT).model_copy(update={"url": url, "password_file": None}), "guest")
+    place = f"rediss://{site.redis_url.rpartition('@')[2]}"
+    with redis.Redis.from_url(place, **redis_options(site.tls)) as client, pytest.raises(AuthenticationError):
+        client.ping()
+
+
+async def _is_refused(settings: BrokerSettings, user: str) -> None:
     link = Link(settings, name="test")
     life = asyncio.create_task(link.run())
-    with pytest.raises(BrokerRefuses, match="does not let user 'inferq-client' in"):
+    with pytest.raises(BrokerRefuses, match=f"does not let user '{user}' in"):
         await link.wait_up(10)
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)

@@ -117,7 +117,8 @@ async def test_a_missing_client_certificate_is_said(place: Place) -> None:
 async def test_a_client_certificate_of_another_authority_is_said(place: Place, stranger: Authority) -> None:
     files = {"cert_file": stranger.folder / "client.pem", "key_file": stranger.folder / "client.key"}
     for problem in await place.both(**files):
-        assert "does not accept our certificate" in problem
+        assert "the server does not accept our certificate" in problem
+        assert "and who signed it" in problem
 
 
 async def test_files_that_cannot_be_used_are_named(place: Place, authority: Authority, tmp_path: Path) -> None:
