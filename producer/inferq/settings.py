@@ -229,7 +229,9 @@ class RedisSettings(ServerSection):
     )
     socket_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Seconds for one command.")
     connect_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Seconds for one attempt to connect.")
-    max_connections: int = Field(default=32, ge=1, le=10_000, description="Most connections in the pool.")
+    max_connections: int = Field(
+        default=8, ge=1, le=10_000, description="Most connections in the pool; a worker opens all of them at its start."
+    )
     result_ttl_s: int = Field(
         default=3600, ge=1, le=7 * 86_400, description="Seconds an outcome is kept; also how long ids deduplicate."
     )
