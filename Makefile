@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STACK := $(PYTHON) infra/local/stack.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status demo test check chaos bench-goodput bench-memory bench-overhead bench-policy-cpu bench-scheduler bench-model-cache fuzz docs lock clean
+.PHONY: help venv up down status demo test test-hardened check chaos bench-goodput bench-memory bench-overhead bench-policy-cpu bench-scheduler bench-model-cache fuzz docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,11 @@ demo: venv ## answers from a real model, from nothing; leaves nothing running
 test: check ## every gate and every test, on a broker and Redis of its own
 	@$(STACK) prepare
 	@$(BIN)/python -m pytest $(ARGS)
+
+# A private pair from the installed packages, which alone can be told to speak TLS only.
+test-hardened: venv ## tests/e2e with TLS only and a user with the least rights for everybody (ARGS="-k pause" for less)
+	@INFERQ_STACK=binaries $(STACK) prepare
+	@INFERQ_TEST_SECURITY=hardened $(BIN)/python -m pytest tests/e2e $(ARGS)
 
 check: venv ## lint, security lint, format, types, import rules
 	@$(BIN)/ruff check .

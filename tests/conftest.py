@@ -4,15 +4,13 @@ vhost and key prefix on it.
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
-import redis
 from hypothesis import settings
 from tests.authority import Authority
-from tests.stack import Broker, Stack, StackMissingError, TlsStack, own_vhost, running_stack, tls_stack
+from tests.stack import Broker, Stack, StackMissingError, own_prefix, own_vhost, running_stack, tls_stack
 
 T = TypeVar("T")
 
@@ -39,8 +37,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="session")
-def secure_stack(authority: Authority) -> Iterator[TlsStack]:
-    """RabbitMQ and Redis with mutual TLS, apart from the plain pair of the other tests."""
+def secure_stack(authority: Authority) -> Iterator[Stack]:
+    """RabbitMQ and Redis that speak mutual TLS only, apart from the plain pair of the other tests."""
     with _or_skipped(tls_stack(authority.folder)) as running:
         yield running
 
@@ -66,8 +64,5 @@ def broker(stack: Stack) -> Iterator[Broker]:
 @pytest.fixture
 def redis_prefix(stack: Stack) -> Iterator[str]:
     """A key prefix of the test's own; its keys are deleted afterwards."""
-    prefix = f"test-{secrets.token_hex(6)}"
-    yield prefix
-    with redis.Redis.from_url(stack.redis_url) as client:
-        for key in client.scan_iter(f"{prefix}:*"):
-            client.delete(key)
+    with own_prefix(stack) as prefix:
+        yield prefix

@@ -8,20 +8,23 @@ import contextlib
 import json
 import os
 import secrets
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
+
+from redis import Redis
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[1]
 if str(PROJECT_FOLDER) not in sys.path:
     sys.path.append(str(PROJECT_FOLDER))
 
-from infra.local import docker, given, lifecycle, rabbitmq, redis  # noqa: E402 - found through the line above
+from infra.local import docker, given, lifecycle, rabbitmq, redis, tls  # noqa: E402 - found through the line above
 from infra.local.errors import StackError  # noqa: E402 - the same
 from infra.local.management import Management  # noqa: E402 - the same
 
@@ -34,18 +37,38 @@ class StackMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where the broker and Redis of this test run are; credentials included."""
+    """Where the broker and Redis of this test run are; the administrator's credentials included.
+
+    Attributes:
+        tls: where they speak TLS only, the folder with `ca.pem`, `server.pem` and `server.key`.
+    """
 
     broker_url: str
     management_url: str
     redis_url: str
+    tls: Path | None = None
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For the test's own connections."""
+        return None if self.tls is None else tls.context(self.tls)
+
+    @property
+    def redis_options(self) -> dict[str, Any]:
+        """What the library needs beside `redis_url`."""
+        return redis_options(self.tls)
+
+    @property
+    def management(self) -> Management:
+        """The management API, as administrator."""
+        return Management(self.management_url, tls=self.tls_context)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Stack | None":
         """Read the addresses, None unless all three are there."""
         names = ("INFERQ_BROKER__URL", "INFERQ_BROKER__MANAGEMENT_URL", "INFERQ_REDIS__URL")
-        values = [environment.get(name, "") for name in names]
-        return cls(*values) if all(values) else None
+        broker, management, cache = (environment.get(name, "") for name in names)
+        return cls(broker, management, cache) if broker and management and cache else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +79,23 @@ class Broker:
         url: AMQP address of the vhost, credentials included.
         management_url: of the whole broker, credentials included.
         vhost: its name.
+        tls: as of the stack.
     """
 
     url: str
     management_url: str
     vhost: str
+    tls: Path | None = None
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For the test's own connections."""
+        return None if self.tls is None else tls.context(self.tls)
 
     @property
     def management(self) -> Management:
         """The management API of the whole broker."""
-        return Management(self.management_url)
+        return Management(self.management_url, tls=self.tls_context)
 
     def load(self, definitions: Mapping[str, Any]) -> None:
         """Import definitions made for this vhost: `broker.load(Topology(models).definitions(broker.vhost))`."""
@@ -75,6 +105,14 @@ class Broker:
         """What the management API knows of a queue; message counts lag by up to a second."""
         found: dict[str, Any] = self.management.call("GET", f"/api/queues/{quote(self.vhost, safe='')}/{quote(name)}")
         return found
+
+
+def redis_options(folder: Path | None) -> dict[str, Any]:
+    """Options of the Redis library for an administrator's connection; `folder` as `Stack.tls`."""
+    if folder is None:
+        return {}
+    files = {"ca_certs": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
+    return {"ssl_check_hostname": False, **{f"ssl_{name}": str(folder / file) for name, file in files.items()}}
 
 
 @contextlib.contextmanager
@@ -118,16 +156,26 @@ def _addresses_set_aside() -> Iterator[None]:
 @contextlib.contextmanager
 def own_vhost(stack: Stack) -> Iterator[Broker]:
     """Have a fresh vhost for the length of a `with`; it is deleted with everything in it."""
-    management = Management(stack.management_url)
+    management = stack.management
     parts = urlsplit(stack.broker_url)
     name = f"test-{secrets.token_hex(6)}"
     management.call("PUT", f"/api/vhosts/{name}", {})
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     management.call("PUT", f"/api/permissions/{name}/{parts.username or 'guest'}", everything)
     try:
-        yield Broker(parts._replace(path=f"/{name}").geturl(), stack.management_url, name)
+        yield Broker(parts._replace(path=f"/{name}").geturl(), stack.management_url, name, stack.tls)
     finally:
         management.call("DELETE", f"/api/vhosts/{name}")
+
+
+@contextlib.contextmanager
+def own_prefix(stack: Stack) -> Iterator[str]:
+    """Have a key prefix for the length of a `with`; its keys are deleted afterwards."""
+    prefix = f"test-{secrets.token_hex(6)}"
+    yield prefix
+    with Redis.from_url(stack.redis_url, **stack.redis_options) as client:
+        for key in client.scan_iter(f"{prefix}:*"):
+            client.delete(key)
 
 
 @contextlib.contextmanager
@@ -139,18 +187,9 @@ def _private_pair() -> Iterator[Stack]:
         yield stack
 
 
-@dataclass(frozen=True, slots=True)
-class TlsStack:
-    """A private pair whose second ports speak TLS, and ask for a certificate of the test's own authority."""
-
-    stack: Stack
-    amqps_port: int
-    rediss_port: int
-
-
 @contextlib.contextmanager
-def tls_stack(folder: Path) -> Iterator[TlsStack]:
-    """Have a pair with TLS for the length of a `with`.
+def tls_stack(folder: Path) -> Iterator[Stack]:
+    """Have a pair that speaks TLS only, and asks for a certificate of the test's own authority.
 
     Args:
         folder: with `ca.pem`, `server.pem` and `server.key`.
@@ -161,8 +200,7 @@ def tls_stack(folder: Path) -> Iterator[TlsStack]:
     with _held_pair("--tls", str(folder)) as environment:
         stack = Stack.from_environment(environment)
         assert stack is not None
-        ports = (int(environment[f"INFERQ_STACK_{name}_PORT"]) for name in ("AMQPS", "REDISS"))
-        yield TlsStack(stack, *ports)
+        yield replace(stack, tls=folder)
 
 
 @contextlib.contextmanager

@@ -14,11 +14,12 @@ from infra.local.errors import StackError
 from infra.local.management import Management
 from pydantic import SecretStr
 
+from inferq.management import DEFAULT_PORT, DEFAULT_TLS_PORT
 from inferq.redis_pools import REDIS_ERRORS, open_redis, redis_problem
 from inferq.settings import BrokerSettings, ClientSettings, RedisSettings
+from inferq.tls import tls_context, uses_tls
 
 _KEYS_AT_A_TIME = 500
-_MANAGEMENT_PORT = 15672
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def _place(settings: ClientSettings, broker: BrokerSettings, redis: RedisSetting
 @contextlib.contextmanager
 def _own_vhost(broker: BrokerSettings, name: str) -> Iterator[BrokerSettings]:
     amqp = urlsplit(broker.url.get_secret_value())
-    management = Management(_management_url(broker, amqp))
+    url = _management_url(broker, amqp)
+    management = Management(url, tls=tls_context(broker) if url.startswith("https:") else None)
     try:
         _make(management, name, unquote(amqp.username or "guest"))
     except (StackError, OSError) as reason:
@@ -96,7 +98,8 @@ def _management_url(broker: BrokerSettings, amqp: SplitResult) -> str:
     login = amqp.netloc.rpartition("@")[0]
     if broker.management_url is None:
         host = amqp.netloc.rpartition("@")[2].removesuffix(f":{amqp.port}")
-        return f"http://{login}@{host}:{_MANAGEMENT_PORT}"
+        secure, port = ("s", DEFAULT_TLS_PORT) if uses_tls(broker) else ("", DEFAULT_PORT)
+        return f"http{secure}://{login}@{host}:{port}"
     url = urlsplit(broker.management_url.get_secret_value())
     return url.geturl() if url.username else url._replace(netloc=f"{login}@{url.netloc}").geturl()
 

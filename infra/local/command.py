@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
                 "--tls",
                 type=Path,
                 metavar="FOLDER",
-                help="private pair that serves TLS as well, with ca.pem, server.pem and server.key of this folder",
+                help="private pair that speaks TLS only, with ca.pem, server.pem and server.key of this folder",
             )
         command.set_defaults(call=call)
         if call is _run:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.local import docker, given, install, processes, rabbitmq, redis
+from infra.local import tls as local_tls
 from infra.local.errors import StackError
 from infra.local.management import Management, read_definitions
 from infra.local.processes import FOLDER_VARIABLE, Identity
@@ -56,8 +57,8 @@ def up(name: str, *, owned: bool, tls: Path | None = None) -> Stack:
     Args:
         name: which one.
         owned: whether it must not outlive this process, by whatever the process ends.
-        tls: folder with `ca.pem`, `server.pem` and `server.key`: a private pair that serves TLS as well, on the ports
-            INFERQ_STACK_AMQPS_PORT and INFERQ_STACK_REDISS_PORT.
+        tls: folder with `ca.pem`, `server.pem` and `server.key`: a private pair that speaks nothing but TLS, to clients
+            that have a certificate of that authority.
 
     Raises:
         StackError: with what was missing or went wrong; nothing of the attempt is left.
@@ -177,7 +178,8 @@ def _this_process() -> Identity:
 
 def _start(folder: Path, kind: str, tls: Path | None) -> Stack:
     stack = _start_binaries(folder, tls) if tls is not None else _choose(kind)(folder)
-    Management(stack.environment["INFERQ_BROKER__MANAGEMENT_URL"]).load(read_definitions(DEFINITIONS))
+    context = local_tls.context(tls) if tls else None
+    Management(stack.environment["INFERQ_BROKER__MANAGEMENT_URL"], tls=context).load(read_definitions(DEFINITIONS))
     (folder / "stack.json").write_text(
         json.dumps({"kind": stack.kind, "environment": dict(stack.environment)}, indent=2)
     )

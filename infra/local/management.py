@@ -7,6 +7,7 @@ the project is installed.
 import base64
 import contextlib
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -25,15 +26,18 @@ class Management:
 
     Args:
         url: with credentials, for example `http://guest:guest@127.0.0.1:15672`.
+        tls: for `https://`; None means the system's authorities.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None) -> None:
         parts = urllib.parse.urlsplit(url)
         host = parts.hostname or ""
         self._base = f"{parts.scheme}://{host}:{parts.port or 15672}"
         user, password = (urllib.parse.unquote(text or "guest") for text in (parts.username, parts.password))
         # No proxy: this API is on the loopback, and a proxy of the environment would be asked for it.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
+        )
         self._authorization = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
     def answers(self) -> bool:

@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +73,20 @@ class Identity:
             finally:
                 os.close(handle)
         return False
+
+
+def connected(port: int, host: str = LOOPBACK, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """Connect to a server of ours, for one short question.
+
+    Raises:
+        OSError: nothing listens there, or what listens does not speak TLS.
+    """
+    plain = socket.create_connection((host, port), timeout=2.0)
+    try:
+        return plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
+    except OSError:
+        plain.close()
+        raise
 
 
 def start(

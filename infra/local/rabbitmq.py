@@ -8,12 +8,14 @@ import contextlib
 import json
 import shutil
 import socket
+import ssl
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.local import install, processes
+from infra.local import tls as local_tls
 from infra.local.errors import StackError
 from infra.local.management import Management
 from infra.local.processes import LOOPBACK
@@ -34,7 +36,6 @@ class Ports:
     prometheus: int
     epmd: int
     distribution: int
-    amqps: int = 0  # 0 = no TLS
 
 
 def start(folder: Path, *, suffix: str, tls: Path | None = None) -> dict[str, str]:
@@ -43,8 +44,8 @@ def start(folder: Path, *, suffix: str, tls: Path | None = None) -> dict[str, st
     Args:
         folder: the run folder, existing; the node lives in its `rabbitmq/`.
         suffix: makes the node's name unique on this machine.
-        tls: folder with `ca.pem`, `server.pem` and `server.key`; then a second port speaks TLS to clients that have a
-            certificate of that authority.
+        tls: folder with `ca.pem`, `server.pem` and `server.key`; then AMQP and the management API speak TLS only, to
+            clients that have a certificate of that authority.
 
     Returns:
         The addresses, as environment variables.
@@ -52,16 +53,20 @@ def start(folder: Path, *, suffix: str, tls: Path | None = None) -> dict[str, st
     Raises:
         StackError: the node ended or did not get ready; the message holds the end of its log.
     """
-    ports = Ports(*processes.free_ports(5 if tls is None else 6))
-    home = _prepare(folder / "rabbitmq", local_settings(ports) | (tls_settings(ports, tls) if tls else {}))
+    ports = Ports(*processes.free_ports(5))
+    credentials = _CREDENTIALS if tls is None else local_tls.login()
+    settings = local_settings(ports) if tls is None else tls_settings(ports, tls, credentials)
+    home = _prepare(folder / "rabbitmq", settings)
     environment = node_environment(home, ports, suffix)
-    (home / _NODE_FILE).write_text(json.dumps({"ports": asdict(ports), "environment": environment}))
+    node = {"ports": asdict(ports), "environment": environment, "credentials": credentials}
+    (home / _NODE_FILE).write_text(json.dumps(node | {"tls": str(tls) if tls else None}))
     epmd = [install.find("epmd"), "-address", LOOPBACK, "-port", str(ports.epmd)]
     epmd_process = processes.start(epmd, name="epmd", folder=folder, environment=environment)
     processes.wait_until(lambda: _accepts(ports.epmd), what="epmd", limit_s=10.0, servers=[epmd_process])
     launch(folder)
-    secured = {"INFERQ_STACK_AMQPS_PORT": str(ports.amqps)} if tls else {}
-    return addresses(ports.amqp, ports.management, ports.prometheus) | secured
+    return addresses(
+        ports.amqp, ports.management, ports.prometheus, credentials=credentials, secure="" if tls is None else "s"
+    )
 
 
 def launch(folder: Path) -> subprocess.Popen[bytes]:
@@ -74,10 +79,11 @@ def launch(folder: Path) -> subprocess.Popen[bytes]:
     node = json.loads((home / _NODE_FILE).read_text())
     ports, environment = Ports(**node["ports"]), node["environment"]
     server = processes.start([server_script()], name="rabbitmq", folder=folder, environment=environment)
-    management_url = f"http://{_CREDENTIALS}@{LOOPBACK}:{ports.management}"
+    context = local_tls.context(Path(node["tls"])) if node["tls"] else None
+    management_url = f"{'https' if context else 'http'}://{node['credentials']}@{LOOPBACK}:{ports.management}"
     try:
         processes.wait_until(
-            lambda: serves(ports.amqp, management_url),
+            lambda: serves(ports.amqp, management_url, tls=context),
             what="RabbitMQ",
             limit_s=_READY_LIMIT_S,
             servers=[server],
@@ -104,11 +110,13 @@ def control(folder: Path, *words: str, limit_s: float = 30.0) -> str:
     return done.stdout
 
 
-def addresses(amqp: int, management: int, prometheus: int, *, credentials: str = _CREDENTIALS) -> dict[str, str]:
-    """Name a broker's loopback ports as environment variables."""
+def addresses(
+    amqp: int, management: int, prometheus: int, *, credentials: str = _CREDENTIALS, secure: str = ""
+) -> dict[str, str]:
+    """Name a broker's loopback ports as environment variables; `secure` is "s" where they speak TLS."""
     return {
-        "INFERQ_BROKER__URL": f"amqp://{credentials}@{LOOPBACK}:{amqp}/",
-        "INFERQ_BROKER__MANAGEMENT_URL": f"http://{credentials}@{LOOPBACK}:{management}",
+        "INFERQ_BROKER__URL": f"amqp{secure}://{credentials}@{LOOPBACK}:{amqp}/",
+        "INFERQ_BROKER__MANAGEMENT_URL": f"http{secure}://{credentials}@{LOOPBACK}:{management}",
         "INFERQ_STACK_PROMETHEUS_URL": f"http://{LOOPBACK}:{prometheus}",
     }
 
@@ -153,17 +161,19 @@ def node_environment(home: Path, ports: Ports, suffix: str) -> dict[str, str]:
     }
 
 
-def tls_settings(ports: Ports, tls: Path) -> dict[str, str | int]:
-    """Settings of the port that asks for a certificate of the folder's own authority."""
+def tls_settings(ports: Ports, tls: Path, credentials: str) -> dict[str, str | int]:
+    """Settings of a private node that speaks TLS only, has no user `guest`, and one of these credentials instead."""
+    user, _, password = credentials.partition(":")
     return {
-        "listeners.ssl.1": f"{LOOPBACK}:{ports.amqps}",
-        "ssl_options.cacertfile": str(tls / "ca.pem"),
-        "ssl_options.certfile": str(tls / "server.pem"),
-        "ssl_options.keyfile": str(tls / "server.key"),
-        "ssl_options.verify": "verify_peer",
-        "ssl_options.fail_if_no_peer_cert": "true",
-        "ssl_options.versions.1": "tlsv1.3",
-        "ssl_options.versions.2": "tlsv1.2",
+        "listeners.tcp": "none",
+        "listeners.ssl.1": f"{LOOPBACK}:{ports.amqp}",
+        **local_tls.rabbitmq_settings(tls, "ssl_options"),
+        "management.ssl.ip": LOOPBACK,
+        "management.ssl.port": ports.management,
+        **local_tls.rabbitmq_settings(tls, "management.ssl"),
+        "default_user": user,
+        "default_pass": password,
+        **_common_settings(ports),
     }
 
 
@@ -173,6 +183,12 @@ def local_settings(ports: Ports) -> dict[str, str | int]:
         "listeners.tcp.1": f"{LOOPBACK}:{ports.amqp}",
         "management.tcp.ip": LOOPBACK,
         "management.tcp.port": ports.management,
+        **_common_settings(ports),
+    }
+
+
+def _common_settings(ports: Ports) -> dict[str, str | int]:
+    return {
         "prometheus.tcp.ip": LOOPBACK,
         "prometheus.tcp.port": ports.prometheus,
         "collect_statistics_interval": 1000,  # tests look at the figures
@@ -180,14 +196,14 @@ def local_settings(ports: Ports) -> dict[str, str | int]:
     }
 
 
-def serves(amqp_port: int, management_url: str) -> bool:
+def serves(amqp_port: int, management_url: str, *, tls: ssl.SSLContext | None = None) -> bool:
     """Tell whether both AMQP and the management API answer."""
-    return speaks_amqp(amqp_port) and Management(management_url).answers()
+    return speaks_amqp(amqp_port, tls=tls) and Management(management_url, tls=tls).answers()
 
 
-def speaks_amqp(port: int, host: str = LOOPBACK) -> bool:
+def speaks_amqp(port: int, host: str = LOOPBACK, *, tls: ssl.SSLContext | None = None) -> bool:
     """Tell whether the port answers an AMQP 0-9-1 protocol header with its first method frame."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0) as connection:
+    with contextlib.suppress(OSError), processes.connected(port, host, tls) as connection:
         connection.sendall(b"AMQP\x00\x00\x09\x01")
         return connection.recv(1) == b"\x01"
     return False

@@ -1,11 +1,12 @@
 """A private Redis from the installed binary: own port on the loopback, own folder, nothing kept."""
 
 import contextlib
-import socket
+import ssl
 import subprocess
 from pathlib import Path
 
 from infra.local import install, processes
+from infra.local import tls as local_tls
 from infra.local.processes import LOOPBACK
 
 CONFIG_FILE = Path(__file__).resolve().parents[1] / "redis" / "redis.conf"
@@ -16,7 +17,7 @@ def start(folder: Path, *, tls: Path | None = None) -> dict[str, str]:
 
     Args:
         folder: the run folder, existing; the server lives in its `redis/`.
-        tls: folder with `ca.pem`, `server.pem` and `server.key`; then a second port speaks TLS to clients that have a
+        tls: folder with `ca.pem`, `server.pem` and `server.key`; then it speaks TLS only, to clients that have a
             certificate of that authority.
 
     Returns:
@@ -25,31 +26,33 @@ def start(folder: Path, *, tls: Path | None = None) -> dict[str, str]:
     Raises:
         StackError: it ended or did not answer within 10 s.
     """
-    port, tls_port = processes.free_ports(2)
+    (port,) = processes.free_ports(1)
     (folder / "redis").mkdir()
-    configuration = folder / "redis" / "redis.conf"
-    secured = tls_configuration(tls, tls_port) if tls else ""
-    configuration.write_text(local_configuration(folder / "redis", port) + secured)
-    launch(folder, port)
-    place = {"INFERQ_STACK_REDISS_PORT": str(tls_port)} if tls else {}
-    return {"INFERQ_REDIS__URL": f"redis://{LOOPBACK}:{port}/0", **place}
+    admin = local_tls.login()
+    secured = local_tls.redis_configuration(tls, port, admin) if tls else ""
+    (folder / "redis" / "redis.conf").write_text(local_configuration(folder / "redis", port) + secured)
+    launch(folder, port, tls=tls)
+    url = f"redis://{LOOPBACK}:{port}/0" if tls is None else f"rediss://{admin}@{LOOPBACK}:{port}/0"
+    return {"INFERQ_REDIS__URL": url}
 
 
-def launch(folder: Path, port: int, *options: str) -> subprocess.Popen[bytes]:
+def launch(folder: Path, port: int, *options: str, tls: Path | None = None) -> subprocess.Popen[bytes]:
     """Start the Redis of a run folder, for the first time or after it ended, and wait until it answers.
 
     Args:
         folder: the run folder, with the `redis/` that `start` made.
         port: the port in its configuration.
         options: on the command line, over the configuration.
+        tls: as for `start`.
 
     Raises:
         StackError: it ended or did not answer within 10 s.
     """
     command = [install.find("redis-server"), str(folder / "redis" / "redis.conf"), *options]
     server = processes.start(command, name="redis", folder=folder, environment={"PATH": install.SEARCH_PATH})
+    context = local_tls.context(tls) if tls else None
     processes.wait_until(
-        lambda: answers(port), what=f"Redis (see {folder / 'redis.log'})", limit_s=10.0, servers=[server]
+        lambda: answers(port, tls=context), what=f"Redis (see {folder / 'redis.log'})", limit_s=10.0, servers=[server]
     )
     return server
 
@@ -68,19 +71,9 @@ set-proc-title no
 """
 
 
-def tls_configuration(tls: Path, port: int) -> str:
-    """Write the settings of the port that asks for a certificate of the folder's own authority."""
-    return f"""tls-port {port}
-tls-ca-cert-file "{tls / "ca.pem"}"
-tls-cert-file "{tls / "server.pem"}"
-tls-key-file "{tls / "server.key"}"
-tls-auth-clients yes
-"""
-
-
-def answers(port: int, host: str = LOOPBACK) -> bool:
+def answers(port: int, host: str = LOOPBACK, *, tls: ssl.SSLContext | None = None) -> bool:
     """Tell whether a Redis on this port answers PING, be it by asking for a password."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0) as connection:
+    with contextlib.suppress(OSError), processes.connected(port, host, tls) as connection:
         connection.sendall(b"PING\r\n")
         return connection.recv(7).startswith((b"+PONG", b"-NOAUTH"))
     return False

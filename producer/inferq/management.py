@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from inferq.credentials import Login, login_of
-from inferq.tls import tls_context
+from inferq.tls import tls_context, uses_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from inferq.settings import BrokerSettings
 
 DEFAULT_PORT = 15672
+DEFAULT_TLS_PORT = 15671
 
 
 class ManagementError(Exception):
@@ -73,8 +74,9 @@ class Management:
 
     @classmethod
     def of(cls, broker: BrokerSettings) -> Management:
-        """The API that belongs to a broker: `management_url`, or port 15672 on the broker's own host.
+        """The API that belongs to a broker: `management_url`, or RabbitMQ's usual port for it on the broker's own host.
 
+        Where AMQP is encrypted so is the API, unless `management_url` says otherwise: the password is the same.
         Credentials that `management_url` does not name are those of AMQP, as they are at this moment.
 
         Raises:
@@ -82,7 +84,7 @@ class Management:
         """
         amqp = urlsplit(broker.url.get_secret_value())
         named = broker.management_url
-        place = urlsplit(f"http://{_host(amqp.hostname)}:{DEFAULT_PORT}" if named is None else named.get_secret_value())
+        place = urlsplit(_usual_url(broker) if named is None else named.get_secret_value())
         try:
             own = broker if place.hostname == amqp.hostname else broker.model_copy(update={"server_name": None})
             tls = tls_context(own) if place.scheme == "https" else None
@@ -248,6 +250,11 @@ class Management:
                 "(`rabbitmq-plugins enable rabbitmq_management`)? If it listens elsewhere, set broker.management_url"
             )
         return f"the management API at {self.url} cannot be reached: {cause or type(cause).__name__}"
+
+
+def _usual_url(broker: BrokerSettings) -> str:
+    host = _host(urlsplit(broker.url.get_secret_value()).hostname)
+    return f"https://{host}:{DEFAULT_TLS_PORT}" if uses_tls(broker) else f"http://{host}:{DEFAULT_PORT}"
 
 
 def _host(hostname: str | None) -> str:

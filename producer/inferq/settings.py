@@ -190,7 +190,7 @@ class BrokerSettings(ServerSection):
     management_url: HttpUrl | None = Field(
         default=None,
         description="Management API, for `inferq topology` and exact checks at start. Without it the commands ask the "
-        "host of `url` on port 15672 with the same user.",
+        "host of `url` with the same user: on port 15672, or over TLS on port 15671 where `url` is `amqps://`.",
     )
     reply_exchange: Literal["", "inferq.replies"] = Field(
         default="",
@@ -229,7 +229,9 @@ class RedisSettings(ServerSection):
     )
     socket_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Seconds for one command.")
     connect_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Seconds for one attempt to connect.")
-    max_connections: int = Field(default=32, ge=1, le=10_000, description="Most connections in the pool.")
+    max_connections: int = Field(
+        default=8, ge=1, le=10_000, description="Most connections in the pool; a worker opens all of them at its start."
+    )
     result_ttl_s: int = Field(
         default=3600, ge=1, le=7 * 86_400, description="Seconds an outcome is kept; also how long ids deduplicate."
     )

@@ -167,8 +167,9 @@ def tls_hint(error: BaseException, server: ServerSection, section: str) -> str:
         return "" if scheme == "unix" else f"; if the port of {section}.url speaks TLS, write {scheme}s://"
     hint = f"; if the port of {section}.url does not speak TLS, name another"
     if server.cert_file is None:
-        hint += f"; if the server asks for a client certificate, set {section}.cert_file and {section}.key_file"
-    return hint
+        return hint + f"; if the server asks for a client certificate, set {section}.cert_file and {section}.key_file"
+    # It may have said so, in an alert that was lost with the connection.
+    return hint + f"; if the server does not accept our certificate, check {section}.cert_file and who signed it"
 
 
 def _unverified(error: ssl.SSLCertVerificationError, place: str, section: str) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,7 @@ import aio_pika
 import msgpack
 import numpy as np
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
-from redis.asyncio import Redis
-from tests.e2e.worker_process import Site, until
+from tests.e2e.worker_process import CLIENT, Site, until
 
 from inferq.keys import result_key
 from inferq.outcome import Outcome, decode_outcome
@@ -43,22 +42,39 @@ def job(model: str, x: np.ndarray, **fields: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class RawClient:
-    """One connection and one reply queue.
+    """A caller with a reply queue, and beside it an administrator who looks into queues.
 
     Attributes:
+        channel: the caller's.
+        admin: the administrator's; also for what only a broker or a worker would do.
         replies: every result that came, with the correlation id of its message.
         parking: what it took from parking.
     """
 
     site: Site
-    connection: AbstractConnection
     channel: AbstractChannel
+    connection: AbstractConnection
+    admin: AbstractChannel
     reply_to: str
     replies: list[tuple[str | None, Result]] = field(default_factory=list)
     parking: list[AbstractIncomingMessage] = field(default_factory=list)
 
     async def take(self, message: AbstractIncomingMessage) -> None:
         self.replies += [(message.correlation_id, result) for result in decode_results(message.body)]
+
+    async def listen(
+        self,
+        queue: str,
+        take: Callable[[AbstractIncomingMessage], Awaitable[None]] | None = None,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Have a reply queue; without `take` nobody reads it."""
+        made = await self.channel.declare_queue(queue, exclusive=True, arguments=dict(arguments or {}))
+        if self.site.reply_exchange:
+            await made.bind(self.site.reply_exchange, queue)
+        if take is not None:
+            await made.consume(take, no_ack=True)
 
     async def publish(
         self,
@@ -84,7 +100,8 @@ class RawClient:
             expiration=None if expiration_ms is None else expiration_ms / 1000,
             headers=dict(headers or {}),
         )
-        target = await self.channel.get_exchange(exchange, ensure=False)
+        channel = self.channel if exchange == JOBS_EXCHANGE else self.admin
+        target = await channel.get_exchange(exchange, ensure=False)
         await target.publish(message, routing_key, timeout=30)
         return name
 
@@ -122,7 +139,7 @@ class RawClient:
 
     async def empty_parking(self) -> list[AbstractIncomingMessage]:
         """Take all that lies in parking; returns what this client took so far."""
-        queue = await self.channel.get_queue(PARKING_QUEUE, ensure=False)
+        queue = await self.admin.get_queue(PARKING_QUEUE, ensure=False)
         while (message := await queue.get(fail=False)) is not None:
             await message.ack()
             self.parking.append(message)
@@ -130,7 +147,7 @@ class RawClient:
 
     async def outcome(self, job_id: str, limit_s: float = 30.0) -> Outcome:
         """Wait for a job's stored outcome."""
-        async with contextlib.aclosing(Redis.from_url(self.site.redis_url)) as redis:
+        async with contextlib.aclosing(self.site.redis()) as redis:
             key = result_key(self.site.prefix, job_id)
             raw = await until(lambda: redis.get(key), f"an outcome of {job_id} is stored", limit_s)
         return decode_outcome(raw)
@@ -139,13 +156,12 @@ class RawClient:
 @contextlib.asynccontextmanager
 async def raw_client(site: Site) -> AsyncIterator[RawClient]:
     """Have a client for the length of a `with`."""
-    connection = await aio_pika.connect(site.broker.url)
-    try:
-        channel = await connection.channel(on_return_raises=True)
-        name = f"reply.{secrets.token_hex(8)}"
-        client = RawClient(site, connection, channel, name)
-        queue = await channel.declare_queue(name, exclusive=True)
-        await queue.consume(client.take, no_ack=True)
+    tls = site.broker.tls_context
+    async with (
+        await aio_pika.connect(site.amqp_url(CLIENT), ssl_context=tls) as caller,
+        await aio_pika.connect(site.broker.url, ssl_context=tls) as connection,
+    ):
+        channel, admin = [await one.channel(on_return_raises=True) for one in (caller, connection)]
+        client = RawClient(site, channel, connection, admin, f"reply.{secrets.token_hex(8)}")
+        await client.listen(client.reply_to, client.take)
         yield client
-    finally:
-        await connection.close()

@@ -16,6 +16,7 @@ MARK = "INFERQ_TEST_MARK"
 
 
 @pytest.mark.stack
+@pytest.mark.plain_only("the demo makes vhosts and queues and plays all roles, as administrator of a pair of its own")
 @pytest.mark.timeout(150)
 def test_the_demo_gets_every_answer_right_and_leaves_nothing_behind(
     stack: Stack, broker: Broker, redis_prefix: str

@@ -75,7 +75,7 @@ async def tap(raw: RawClient) -> AsyncIterator[list[AbstractIncomingMessage]]:
     async def note(message: AbstractIncomingMessage) -> None:
         seen.append(message)
 
-    queue = await raw.channel.declare_queue("tap", exclusive=True)
+    queue = await raw.admin.declare_queue("tap", exclusive=True)
     await queue.bind(FALLBACK_EXCHANGE, "slow.*")
     await queue.consume(note, no_ack=True)
     yield seen
@@ -151,14 +151,13 @@ async def test_expiry_is_told_within_ten_milliseconds_while_the_device_is_busy(
 ) -> None:
     gpu = await gpu_worker(workers, model)
     arrived_ms: dict[str, float] = {}
-    queue = await raw.channel.declare_queue("reply.timed", exclusive=True)
 
     async def note(message: AbstractIncomingMessage) -> None:
         at_ms = time.time() * 1000
         await raw.take(message)
         arrived_ms.update({result.id: at_ms for name, result in raw.replies if result.id not in arrived_ms})
 
-    await queue.consume(note, no_ack=True)
+    await raw.listen("reply.timed", note)
     due_ms: dict[str, int] = {}
     noticed_ms: list[float] = []
     for _ in range(2):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tests import models
 from tests.e2e.raw_client import RawClient, job, now_ms, raw_client, tensor
-from tests.e2e.worker_process import Site, Workers, until
-from tests.stack import Stack, own_vhost
+from tests.e2e.worker_process import OpenSite, Workers, until
 
 from inferq_schemas import ErrorInfo, Result
 
@@ -18,11 +17,11 @@ X = np.array([[1, 2, 3]], np.float32)
 
 
 @pytest.fixture(scope="module")
-def shared(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+def shared(open_site: OpenSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """One worker for all tests of this file; each has its own jobs, replies and place in parking."""
-    with own_vhost(stack) as broker:
-        folder = tmp_path_factory.mktemp("errors")
-        workers = Workers(Site(broker, stack.redis_url, f"errors-{broker.vhost}", folder))
+    folder = tmp_path_factory.mktemp("errors")
+    with open_site(folder) as site:
+        workers = Workers(site)
         files = [models.scale(folder, features=3), models.gather(folder), models.two_inputs_two_outputs(folder)]
         arguments = [part for file in files for part in ("--model", file)]
         workers.start(*arguments, LIMITS__BODY_BYTES=str(BODY_BYTES))

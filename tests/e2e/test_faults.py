@@ -7,15 +7,16 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
-from infra.local import install, processes, redis
+from infra.local import install, processes, redis, tls
 from infra.local.errors import StackError
 from tests import models
 from tests.e2e.raw_client import RawClient, job, raw_client
-from tests.e2e.worker_process import Site, WorkerProcess, Workers, until
+from tests.e2e.worker_process import OpenSite, Site, WorkerProcess, Workers, until
+from tests.hardened import HardenedSite
 
 from inferq import Client, Item
 
@@ -79,23 +80,33 @@ async def test_connections_that_are_cut_under_load_come_back_and_no_job_is_lost(
 
 @dataclass
 class OwnRedis:
-    """A Redis that a test may end and start again, on one port."""
+    """A Redis that a test may end and start again, on one port; as secure as that of the site that it is for."""
 
+    site: Site
     port: int
-    folder: Path
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://{processes.LOOPBACK}:{self.port}/0"
+        """As administrator, who has the same login as on the site's usual Redis."""
+        parts = urlsplit(self.site.redis_url)
+        login, at, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{login}{at}{processes.LOOPBACK}:{self.port}").geturl()
 
     def start(self) -> None:
-        command = [install.find("redis-server"), "--port", str(self.port), "--bind", processes.LOOPBACK]
-        command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        file = self.site.folder / "redis.conf"
+        file.write_text("\n".join(self._configuration()))
+        options = ("--bind", processes.LOOPBACK, "--save", "", "--appendonly", "no", "--dir", str(self.site.folder))
+        self.process = subprocess.Popen([install.find("redis-server"), file, *options], stdout=subprocess.DEVNULL)
+
+    def _configuration(self) -> list[str]:
+        if not isinstance(self.site, HardenedSite):
+            return [f"port {self.port}"]
+        login = urlsplit(self.site.redis_url).netloc.rpartition("@")[0]
+        return [tls.redis_configuration(self.site.tls, self.port, login), *self.site.redis_users()[1:]]
 
     async def answers(self) -> None:
-        await until(lambda: redis.answers(self.port), "Redis answers")
+        await until(lambda: redis.answers(self.port, tls=self.site.broker.tls_context), "Redis answers")
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -109,22 +120,26 @@ class OwnRedis:
 
 
 @pytest.fixture
-async def own_redis(tmp_path: Path) -> AsyncIterator[OwnRedis]:
+async def own_redis(open_site: OpenSite, tmp_path: Path) -> AsyncIterator[OwnRedis]:
     if "redis-server" in install.missing():
         pytest.skip("redis-server is not installed, and this test needs one to end")
-    server = OwnRedis(processes.free_ports(1)[0], tmp_path)
-    server.start()
-    await server.answers()
-    yield server
-    server.end()
+    with open_site(tmp_path) as site:
+        server = OwnRedis(site, processes.free_ports(1)[0])
+        server.start()
+        await server.answers()
+        yield server
+        server.end()
 
 
 @pytest.fixture
-def site(site: Site, request: pytest.FixtureRequest) -> Site:
+def site(request: pytest.FixtureRequest, open_site: OpenSite, tmp_path: Path) -> Iterator[Site]:
     """Tests that ask for a Redis of their own work with it."""
-    if "own_redis" not in request.fixturenames:
-        return site
-    return replace(site, redis_url=request.getfixturevalue("own_redis").url)
+    if "own_redis" in request.fixturenames:
+        own: OwnRedis = request.getfixturevalue("own_redis")
+        yield replace(own.site, redis_url=own.url)
+        return
+    with open_site(tmp_path) as opened:
+        yield opened
 
 
 async def ask(raw: RawClient, n: int, lane: str, **fields: object) -> str:

@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import models
-from tests.authority import Authority
-from tests.e2e.worker_process import Site, WorkerProcess, Workers, until
+from tests.e2e.worker_process import WorkerProcess, Workers, until
 from tests.hardened import HardenedSite, hardened_site
-from tests.integration.shell import run_inferq
-from tests.stack import Broker, TlsStack
+from tests.stack import Stack
 
 from inferq import Client, JobFailed
 from inferq.stall import why_nothing_comes
@@ -22,18 +20,9 @@ LARGE = np.ones((40_000, 3), np.float32)  # above the claim check: its bytes tra
 
 
 @pytest.fixture
-def hardened(secure_stack: TlsStack, authority: Authority, tmp_path: Path) -> Iterator[HardenedSite]:
-    with hardened_site(secure_stack, authority, tmp_path, [ModelTopology("scale")]) as site:
-        yield site
-
-
-@pytest.fixture
-def workers(hardened: HardenedSite, tmp_path: Path) -> Iterator[Workers]:
-    place = hardened.stack.stack
-    broker = Broker(place.broker_url, place.management_url, hardened.vhost)
-    started = Workers(Site(broker, place.redis_url, hardened.prefix, tmp_path))
-    yield started
-    started.close()
+def site(secure_stack: Stack, tmp_path: Path) -> Iterator[HardenedSite]:
+    with hardened_site(secure_stack, tmp_path, [ModelTopology("scale")]) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -45,54 +34,47 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-async def worker(workers: Workers, hardened: HardenedSite, repository: Path, role: str) -> WorkerProcess:
-    settings = ("--set", f"models.dir={repository}", "--role", role)
-    return await workers.ready(*settings, **hardened.environment(f"inferq-{role}"))
+async def worker(workers: Workers, repository: Path, role: str) -> WorkerProcess:
+    return await workers.ready("--set", f"models.dir={repository}", "--role", role)
 
 
 async def test_every_way_of_a_job_works_with_the_roles_rights_and_needs_no_more(
-    hardened: HardenedSite, workers: Workers, repository: Path
+    site: HardenedSite, workers: Workers, repository: Path
 ) -> None:
-    with hardened.admin_redis as admin:
-        admin.execute_command("ACL", "LOG", "RESET")
-        gpu, cpu = [await worker(workers, hardened, repository, role) for role in ("gpu", "cpu")]
-        async with Client(hardened.client(), reply="both") as client:
-            assert (await client.infer("scale", {"x": X})).outputs
-            large = await client.infer("scale", {"x": LARGE}, lane="bulk")
-            assert next(iter(large.outputs.values())).shape == LARGE.shape
-            answers = [answer async for answer in client.infer_many("scale", [{"x": X}] * 300)]
-            assert all(answer.error is None for answer in answers)
-            job_id = await client.submit("scale", {"x": X})
-            assert (await client.result(job_id, timeout_s=30)).outputs
-            assert not await client.cancel(job_id)
-            assert await client.cancel("never-sent")
-            with pytest.raises(JobFailed, match="cancelled"):
-                await client.infer("scale", {"x": X}, id="never-sent")
-            assert (await client.infer("scale", {"x": X}, id="never-sent", force=True)).outputs
-            await gpu.stop()
-            # The broker moves it to the fallback, and the CPU worker answers.
-            assert (await client.infer("scale", {"x": X}, deadline_s=4)).result.fallback
-            await cpu.stop()
-            with pytest.raises(Exception, match="no answer"):
-                await client.infer("scale", {"x": X}, deadline_s=0.5, id="too-late")
-            # Dead by now: the next worker answers, stores and parks it.
-            await worker(workers, hardened, repository, "cpu")
-            with pytest.raises(JobFailed, match="deadline_exceeded"):
-                await client.result("too-late", timeout_s=60)
-            await operate(hardened)
-            assert (await client.result("too-late", timeout_s=60)).outputs, "it ran when it was sent back"
-        refused = admin.execute_command("ACL", "LOG")
-    assert refused == []
-    for one in workers.started:
-        assert "ACCESS_REFUSED" not in one.log()
-        assert "NoPermission" not in one.log()
+    gpu, cpu = [await worker(workers, repository, role) for role in ("gpu", "cpu")]
+    async with Client(site.client_settings(), reply="both") as client:
+        assert (await client.infer("scale", {"x": X})).outputs
+        large = await client.infer("scale", {"x": LARGE}, lane="bulk")
+        assert next(iter(large.outputs.values())).shape == LARGE.shape
+        answers = [answer async for answer in client.infer_many("scale", [{"x": X}] * 300)]
+        assert all(answer.error is None for answer in answers)
+        job_id = await client.submit("scale", {"x": X})
+        assert (await client.result(job_id, timeout_s=30)).outputs
+        assert not await client.cancel(job_id)
+        assert await client.cancel("never-sent")
+        with pytest.raises(JobFailed, match="cancelled"):
+            await client.infer("scale", {"x": X}, id="never-sent")
+        assert (await client.infer("scale", {"x": X}, id="never-sent", force=True)).outputs
+        await gpu.stop()
+        # The broker moves it to the fallback, and the CPU worker answers.
+        assert (await client.infer("scale", {"x": X}, deadline_s=4)).result.fallback
+        await cpu.stop()
+        with pytest.raises(Exception, match="no answer"):
+            await client.infer("scale", {"x": X}, deadline_s=0.5, id="too-late")
+        # Dead by now: the next worker answers, stores and parks it.
+        await worker(workers, repository, "cpu")
+        with pytest.raises(JobFailed, match="deadline_exceeded"):
+            await client.result("too-late", timeout_s=60)
+        await operate(site)
+        assert (await client.result("too-late", timeout_s=60)).outputs, "it ran when it was sent back"
+    assert site.refusals() == []
 
 
-async def operate(hardened: HardenedSite) -> None:
+async def operate(site: HardenedSite) -> None:
     """An operator pauses the model and resumes it, and sends back the parked job; a sender is told who paused."""
 
     async def inferq(*words: str) -> str:
-        done = await run_inferq(hardened.environment("inferq-operator"), *words)
+        done = await site.inferq(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -101,7 +83,7 @@ async def operate(hardened: HardenedSite) -> None:
 
     await inferq("pause", "scale", "--why", "night shift")
     assert "night shift" in await inferq("pause")
-    assert "scale was paused by" in await why_nothing_comes(hardened.client(), "inferq.scale.interactive")
+    assert "scale was paused by" in await why_nothing_comes(site.client_settings(), "inferq.scale.interactive")
     await inferq("resume", "scale")
 
     await until(parked, "it is parked")

@@ -12,7 +12,7 @@ import pytest
 from tests import models
 from tests.e2e.raw_client import RawClient, job, now_ms, raw_client
 from tests.e2e.wire import field, long, short, wire
-from tests.e2e.worker_process import Site, WorkerProcess, Workers
+from tests.e2e.worker_process import CLIENT, Site, WorkerProcess, Workers
 
 from inferq import Client
 from inferq_schemas import DEAD_EXCHANGE, JOBS_EXCHANGE
@@ -40,7 +40,9 @@ async def send(
     address = {"correlation_id": short(b"odd"), "reply_to": short(raw.reply_to.encode())}
 
     def publish() -> None:
-        with wire(raw.site.broker.url) as connection:
+        # Only the broker itself buries jobs; the rest any caller may send.
+        url = raw.site.amqp_url(CLIENT) if exchange == JOBS_EXCHANGE else raw.site.broker.url
+        with wire(url, raw.site.broker.tls_context) as connection:
             connection.publish(exchange, key, body, **(address | properties))
 
     await asyncio.to_thread(publish)
@@ -155,7 +157,7 @@ async def test_a_caller_whose_reply_queue_is_full_holds_nobody_else_up(
 ) -> None:
     await workers.ready("--model", model)
     arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    await raw.channel.declare_queue("reply.full", exclusive=True, arguments=arguments)
+    await raw.listen("reply.full", arguments=arguments)
     for _ in range(300):
         await raw.publish(job("scale", X), "scale.interactive", reply_to="reply.full")
     assert (await raw.reply(await raw.publish(job("scale", X), "scale.interactive"), limit_s=8)).ok

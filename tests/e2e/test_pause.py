@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 from tests import models
 from tests.e2e.raw_client import RawClient, job, raw_client
 from tests.e2e.worker_process import Site, WorkerProcess, Workers, until
@@ -97,7 +96,7 @@ async def test_a_pause_holds_when_redis_forgets_to_answer(
 ) -> None:
     worker = await workers.ready("--model", model)
     assert (await site.inferq("pause", "scale.bulk")).returncode == 0
-    async with Redis.from_url(site.redis_url) as redis:
+    async with site.redis() as redis:
         # Of another type: the worker's question is refused, as by a Redis that is away.
         await redis.delete(paused_key(site.prefix))
         await redis.set(paused_key(site.prefix), b"no hash")

@@ -1,12 +1,13 @@
 """No password leaves a process: its output, pages and arguments are searched, in success and failure."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tests import models
 from tests.e2e.worker_process import Site, Workers, until
+from tests.hardened import HardenedSite
 from tests.integration.shell import run_inferq
 
 pytestmark = pytest.mark.timeout(180)
@@ -24,32 +25,34 @@ def closed(scheme: str) -> str:
 
 
 @pytest.fixture
-def user(site: Site) -> str:
-    """A user who is let in, with the canary as password."""
+def login(site: Site) -> Iterator[Mapping[str, str]]:
+    """Of a user who is let in, with the canary as password: the worker's own user, where it has one."""
     management = site.broker.management
+    if isinstance(site, HardenedSite):
+        management.call("PUT", "/api/users/inferq-gpu", {"password": CANARY, "tags": ""})
+        yield {"BROKER__URL": with_password(site.broker.url, "inferq-gpu"), "BROKER__PASSWORD_FILE": ""}
+        return
     name = f"canary-{site.broker.vhost}"
     management.call("PUT", f"/api/users/{name}", {"password": CANARY, "tags": "management,policymaker"})
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     management.call("PUT", f"/api/permissions/{site.broker.vhost}/{name}", everything)
-    return name
+    yield {
+        "BROKER__URL": with_password(site.broker.url, name),
+        "BROKER__MANAGEMENT_URL": with_password(site.broker.management_url, name),
+    }
+    management.call("DELETE", f"/api/users/{name}")
 
 
 async def test_a_worker_tells_nobody_its_passwords_while_all_is_well(
-    site: Site, workers: Workers, user: str, tmp_path: Path
+    workers: Workers, login: Mapping[str, str], tmp_path: Path
 ) -> None:
-    knobs = {
-        "BROKER__URL": with_password(site.broker.url, user),
-        "BROKER__MANAGEMENT_URL": with_password(site.broker.management_url, user),
-        "LOG__LEVEL": "debug",
-    }
-    worker = await workers.ready("--model", models.scale(tmp_path), **knobs)
+    worker = await workers.ready("--model", models.scale(tmp_path), **login, LOG__LEVEL="debug")
     pages = [(await worker.page(page))[1] for page in ("/status", "/metrics", "/readyz", "/livez")]
     arguments = await asyncio.to_thread(Path(f"/proc/{worker.process.pid}/cmdline").read_text)
     assert await worker.stop() == 0
     assert "worker.starting" in worker.log()
     for text in (worker.log(), arguments, *map(str, pages)):
         assert CANARY not in text
-    site.broker.management.call("DELETE", f"/api/users/{user}")
 
 
 @pytest.mark.parametrize("scheme", ["", "s"], ids=["plain", "tls"])
@@ -59,9 +62,12 @@ async def test_a_worker_tells_nobody_its_passwords_when_it_cannot_connect(
 ) -> None:
     urls = {"BROKER__URL": closed(f"amqp{scheme}"), "REDIS__URL": closed(f"redis{scheme}")}
     if where == "a stranger is refused":
+        if isinstance(site, HardenedSite) and not scheme:
+            pytest.skip("these servers speak TLS only")
         amqp = with_password(site.broker.url, "nobody").replace("amqp:", f"amqp{scheme}:")
         redis = with_password(site.redis_url, "nobody").replace("redis:", f"redis{scheme}:")
-        urls = {"BROKER__URL": amqp, "REDIS__URL": redis}
+        # A file would win over the url.
+        urls = {"BROKER__URL": amqp, "BROKER__PASSWORD_FILE": "", "REDIS__URL": redis, "REDIS__PASSWORD_FILE": ""}
     urls |= {"BROKER__MANAGEMENT_URL": with_password(site.broker.management_url, "nobody"), "LOG__LEVEL": "debug"}
     worker = workers.start("--model", models.scale(tmp_path), **urls)
     await until(lambda: "is down" in worker.log() and "redis.away" in worker.log(), "both are said to be away")

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
@@ -29,9 +30,11 @@ def field(name: bytes, kind: bytes, raw: bytes) -> bytes:
 class Wire:
     """One connection and one channel with confirms; blocking."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
-        self._socket = socket.create_connection((parts.hostname or "", parts.port or 5672), 10)
+        host = parts.hostname or ""
+        plain = socket.create_connection((host, parts.port or 5672), 10)
+        self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
         self._socket.sendall(b"AMQP\x00\x00\x09\x01")
         self._read()
         login = b"\0" + (parts.username or "guest").encode() + b"\0" + (parts.password or "guest").encode()
@@ -82,9 +85,9 @@ class Wire:
 
 
 @contextlib.contextmanager
-def wire(url: str) -> Iterator[Wire]:
+def wire(url: str, tls: ssl.SSLContext | None = None) -> Iterator[Wire]:
     """Have a connection for the length of a `with`."""
-    connection = Wire(url)
+    connection = Wire(url, tls)
     try:
         yield connection
     finally:

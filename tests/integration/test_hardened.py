@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -15,14 +16,14 @@ from infra.local import install, processes
 from infra.local import redis as local_redis
 from infra.local.errors import StackError
 from infra.local.management import Management
-from redis.exceptions import NoPermissionError
-from tests.authority import Authority
+from pydantic import SecretStr
+from redis.exceptions import AuthenticationError, NoPermissionError
 from tests.hardened import USERS, HardenedSite, hardened_site
-from tests.integration.shell import run_inferq
-from tests.stack import TlsStack
+from tests.stack import Stack, redis_options
 
 from inferq.amqp import BrokerRefuses, Link, properties
 from inferq.redis_access import REDIS_USERS, acl_lines
+from inferq.settings import BrokerSettings
 from inferq_schemas import ModelTopology
 
 CLIENT, GPU, CPU, OPERATOR, TOPOLOGY, MONITORING = USERS
@@ -31,20 +32,17 @@ WORKERS = {GPU, CPU}
 
 
 @pytest.fixture(scope="module")
-def site(
-    secure_stack: TlsStack, authority: Authority, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[HardenedSite]:
-    folder = tmp_path_factory.mktemp("hardened")
-    with hardened_site(secure_stack, authority, folder, [ModelTopology("iris")]) as hardened:
+def site(secure_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HardenedSite]:
+    with hardened_site(secure_stack, tmp_path_factory.mktemp("hardened"), [ModelTopology("iris")]) as hardened:
         # A queue of another model, which nobody but the topology's user may touch.
         arguments = {"durable": True, "arguments": {"x-queue-type": "quorum"}}
-        hardened.management.call("PUT", f"/api/queues/{hardened.vhost}/inferq.bert.bulk", arguments)
+        hardened.broker.management.call("PUT", f"/api/queues/{hardened.broker.vhost}/inferq.bert.bulk", arguments)
         yield hardened
 
 
 @contextlib.asynccontextmanager
 async def linked(site: HardenedSite, user: str) -> AsyncIterator[Link]:
-    link = Link(site.broker(user), name=user)
+    link = Link(site.broker_settings(user), name=user)
     life = asyncio.create_task(link.run())
     try:
         await link.wait_up(10)
@@ -131,35 +129,38 @@ async def test_on_the_broker_a_role_may_do_its_work_and_nothing_else(site: Harde
             await channel.close()
     assert allowed == {what for what, (_, users) in TABLE.items() if user in users}
     if user == TOPOLOGY:
-        done = await run_inferq(site.environment(TOPOLOGY) | management_of(site, TOPOLOGY), "topology", "apply")
+        done = await site.inferq("topology", "apply")
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 async def test_nobody_has_the_password_of_another(site: HardenedSite) -> None:
-    settings = site.broker(CLIENT).model_copy(update={"password_file": site.passwords / GPU})
+    settings = site.broker_settings(CLIENT).model_copy(update={"password_file": site.passwords / GPU})
+    await _is_refused(settings, CLIENT)
+
+
+async def test_nobody_gets_in_as_the_servers_default_user(site: HardenedSite) -> None:
+    parts = urlsplit(site.broker.url)
+    url = SecretStr(f"amqps://{parts.hostname}:{parts.port}{parts.path}")
+    await _is_refused(site.broker_settings(CLIENT).model_copy(update={"url": url, "password_file": None}), "guest")
+    place = f"rediss://{site.redis_url.rpartition('@')[2]}"
+    with redis.Redis.from_url(place, **redis_options(site.tls)) as client, pytest.raises(AuthenticationError):
+        client.ping()
+
+
+async def _is_refused(settings: BrokerSettings, user: str) -> None:
     link = Link(settings, name="test")
     life = asyncio.create_task(link.run())
-    with pytest.raises(BrokerRefuses, match="does not let user 'inferq-client' in"):
+    with pytest.raises(BrokerRefuses, match=f"does not let user '{user}' in"):
         await link.wait_up(10)
     life.cancel()
     await asyncio.gather(life, return_exceptions=True)
 
 
-def management_of(site: HardenedSite, user: str) -> dict[str, str]:
-    """Credentials for the management API are those of AMQP."""
-    return {"BROKER__MANAGEMENT_URL": "http://" + site.stack.stack.management_url.rpartition("@")[2]}
-
-
 async def test_the_topologys_user_does_the_whole_work_of_its_commands(site: HardenedSite) -> None:
-    environment = site.environment(TOPOLOGY) | management_of(site, TOPOLOGY)
-
-    async def topology(*words: str) -> subprocess.CompletedProcess[str]:
-        return await run_inferq(environment, "topology", *words)
-
     for words in (("add-model", "extra"), ("remove-model", "extra"), ("apply", "--model", "iris")):
-        done = await topology(*words)
+        done = await site.inferq("topology", *words)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert (await topology("check", "--model", "iris")).returncode == 0
+    assert (await site.inferq("topology", "check", "--model", "iris")).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -176,15 +177,16 @@ async def test_the_topologys_user_does_the_whole_work_of_its_commands(site: Hard
 def test_the_management_api_tells_and_does_what_the_role_needs(
     site: HardenedSite, user: str, sees: bool, may_set_policies: bool
 ) -> None:
-    place = site.stack.stack.management_url.rpartition("@")[2]
-    api = Management(f"http://{user}:{site.password(user)}@{place}")
+    place = site.broker.management_url.rpartition("@")[2]
+    api = Management(f"https://{user}:{site.password(user)}@{place}", tls=site.broker.tls_context)
+    vhost = site.broker.vhost
     policy = {"pattern": "^x$", "definition": {"max-length": 1}, "apply-to": "queues"}
-    assert _works(lambda: api.call("GET", f"/api/queues/{site.vhost}")) is sees
-    assert _works(lambda: api.call("PUT", f"/api/policies/{site.vhost}/p", policy)) is may_set_policies
+    assert _works(lambda: api.call("GET", f"/api/queues/{vhost}")) is sees
+    assert _works(lambda: api.call("PUT", f"/api/policies/{vhost}/p", policy)) is may_set_policies
     if may_set_policies:
-        api.call("DELETE", f"/api/policies/{site.vhost}/p")
+        api.call("DELETE", f"/api/policies/{vhost}/p")
     assert not _works(lambda: api.call("PUT", "/api/users/evil", {"password": "x", "tags": "administrator"}))
-    assert not _works(lambda: api.call("PUT", f"/api/permissions/{site.vhost}/{user}", {}))
+    assert not _works(lambda: api.call("PUT", f"/api/permissions/{vhost}/{user}", {}))
 
 
 def _works(call: Callable[[], object]) -> bool:
@@ -267,11 +269,10 @@ def test_in_redis_a_role_may_do_its_work_and_nothing_else(site: HardenedSite, us
 
 
 def _redis_takes(site: HardenedSite, user: str, command: str) -> bool:
-    port = int(site.stack.stack.redis_url.rpartition(":")[2].partition("/")[0])
+    url = f"rediss://{user}:{site.password(user)}@{site.redis_url.rpartition('@')[2]}"
+    options = redis_options(site.tls)
     # A connection each: a subscriber may not do anything else.
-    with redis.Redis(
-        port=port, username=user, password=site.password(user), driver_info=None, socket_timeout=5, protocol=2
-    ) as client:
+    with redis.Redis.from_url(url, driver_info=None, socket_timeout=5, protocol=2, **options) as client:
         try:
             client.execute_command(*command.format(p=site.prefix).split())
         except NoPermissionError:

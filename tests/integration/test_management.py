@@ -144,3 +144,8 @@ def test_without_a_management_url_the_brokers_host_and_user_are_asked_on_the_def
     client = Management.of(settings("amqp://me:p@[::1]:5999/v", "https://other.example:8443/prefix/"))
     assert (client.url, client.user) == ("https://other.example:8443/prefix", "me")
     assert Management.of(settings("amqp://me:p@[::1]:5999/v")).url == "http://[::1]:15672"
+
+
+def test_a_password_that_is_encrypted_on_its_way_to_the_broker_is_so_to_the_management_api() -> None:
+    assert Management.of(settings("amqps://me:p@broker.example/v")).url == "https://broker.example:15671"
+    assert Management.of(settings("amqps://me:p@[::1]/v", "http://[::1]:15672")).url == "http://[::1]:15672"

@@ -8,10 +8,9 @@ from urllib.parse import quote
 
 import pytest
 import redis
-from infra.local.management import Management
 from pydantic import SecretStr
 from tests.e2e.worker_process import until
-from tests.stack import Stack, TlsStack
+from tests.stack import Stack
 
 from inferq.amqp import Link
 from inferq.redis_pools import REDIS_ERRORS, open_redis, redis_problem
@@ -21,11 +20,11 @@ from inferq.settings import BrokerSettings, ClientSettings, RedisSettings, load_
 class User:
     """One user of the private broker, whose password changes."""
 
-    def __init__(self, stack: TlsStack, file: Path) -> None:
+    def __init__(self, stack: Stack, file: Path) -> None:
         self.name = f"rotating-{secrets.token_hex(4)}"
-        self.api = Management(stack.stack.management_url)
+        self.api = stack.management
         self.file = file
-        self.url = f"amqp://{self.name}@{stack.stack.broker_url.rpartition('@')[2]}"
+        self.url = f"amqp://{self.name}@{stack.broker_url.rpartition('@')[2]}"
         self.set_password("first")
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.api.call("PUT", f"/api/permissions/%2F/{self.name}", everything)
@@ -47,8 +46,8 @@ class User:
 
 
 @pytest.fixture
-def user(secure_stack: TlsStack, tmp_path: Path) -> Iterator[User]:
-    made = User(secure_stack, tmp_path / "password")
+def user(stack: Stack, tmp_path: Path) -> Iterator[User]:
+    made = User(stack, tmp_path / "password")
     yield made
     made.api.call("DELETE", f"/api/users/{made.name}")
 
@@ -72,10 +71,10 @@ async def test_a_broker_connection_comes_back_with_the_password_that_is_in_the_f
 
 
 async def test_a_redis_connection_comes_back_with_the_password_that_is_in_the_file_then(
-    secure_stack: TlsStack, tmp_path: Path
+    stack: Stack, tmp_path: Path
 ) -> None:
     name, file = f"rotating-{secrets.token_hex(4)}", tmp_path / "password"
-    place = secure_stack.stack.redis_url
+    place = stack.redis_url
     with redis.Redis.from_url(place) as admin:
         admin.acl_setuser(name, enabled=True, passwords=["+first"], commands=["+ping"])
         file.write_text("first")

@@ -110,6 +110,11 @@ class Site:
     def key(self, job_id: str) -> str:
         return result_key(self.prefix, job_id)
 
+    async def connections(self) -> int:
+        """How many Redis has ever accepted."""
+        figures = await self.redis.info("stats")
+        return int(figures["total_connections_received"])
+
     async def close(self) -> None:
         for client in self._open:
             await client.aclose()
@@ -138,6 +143,19 @@ async def refused(command: Awaitable[object]) -> str:
     with pytest.raises(StoreUnavailable) as error:
         await command
     return str(error.value)
+
+
+async def test_a_burst_finds_every_connection_open(site: Site) -> None:
+    before = await site.connections()
+    store = await site.up()
+    await store.connect()
+    opened = await site.connections() - before
+    await asyncio.gather(*(store.end(store.record([str(n)])) for n in range(50)))
+    assert await site.connections() - before == opened == RedisSettings().max_connections
+
+
+async def test_connecting_ahead_waits_for_no_redis_that_is_away(site: Site) -> None:
+    await site.store(url="redis://127.0.0.1:1").connect()
 
 
 async def test_a_claim_tells_what_is_known_in_order_and_leaves_a_record(site: Site) -> None:

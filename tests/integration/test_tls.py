@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 from tests.authority import Authority, Certificate
-from tests.stack import TlsStack
+from tests.hardened import tls_files
+from tests.stack import Stack
 
 from inferq.amqp import BrokerUnreachable, Link
 from inferq.redis_pools import REDIS_ERRORS, open_redis, redis_problem
@@ -30,17 +31,9 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 class Place:
     """Where to connect, with the files that make it work; tests spoil one of them."""
 
-    def __init__(self, stack: TlsStack, authority: Authority) -> None:
-        self.amqps = f"amqps://guest:guest@127.0.0.1:{stack.amqps_port}/"
-        self.rediss = f"rediss://127.0.0.1:{stack.rediss_port}/0"
-        self.amqp = stack.stack.broker_url
-        self.redis = stack.stack.redis_url
-        self.files: dict[str, Any] = {
-            "ca_file": authority.ca,
-            "cert_file": authority.folder / "client.pem",
-            "key_file": authority.folder / "client.key",
-            "server_name": "stack.test",
-        }
+    def __init__(self, stack: Stack, folder: Path) -> None:
+        self.amqps, self.rediss = stack.broker_url, stack.redis_url
+        self.files = tls_files(folder)
 
     async def broker(self, url: str | None = None, **changes: Any) -> str:
         """What is wrong with the broker's connection; "" if nothing is."""
@@ -82,8 +75,8 @@ async def redis_problem_of(url: str, **files: Any) -> str:
 
 
 @pytest.fixture
-def place(secure_stack: TlsStack, authority: Authority) -> Place:
-    return Place(secure_stack, authority)
+def place(secure_stack: Stack, authority: Authority) -> Place:
+    return Place(secure_stack, authority.folder)
 
 
 async def test_both_servers_are_reached_when_both_sides_are_who_they_say(place: Place) -> None:
@@ -124,7 +117,8 @@ async def test_a_missing_client_certificate_is_said(place: Place) -> None:
 async def test_a_client_certificate_of_another_authority_is_said(place: Place, stranger: Authority) -> None:
     files = {"cert_file": stranger.folder / "client.pem", "key_file": stranger.folder / "client.key"}
     for problem in await place.both(**files):
-        assert "does not accept our certificate" in problem
+        assert "the server does not accept our certificate" in problem
+        assert "and who signed it" in problem
 
 
 async def test_files_that_cannot_be_used_are_named(place: Place, authority: Authority, tmp_path: Path) -> None:
@@ -136,9 +130,9 @@ async def test_files_that_cannot_be_used_are_named(place: Place, authority: Auth
         assert "server.key is not the key of cert_file" in problem
 
 
-async def test_tls_to_a_plain_port_and_the_reverse_are_told_apart(place: Place) -> None:
-    plain_amqp = place.amqp.replace("amqp://", "amqps://")
-    plain_redis = place.redis.replace("redis://", "rediss://")
+async def test_tls_to_a_plain_port_and_the_reverse_are_told_apart(place: Place, stack: Stack) -> None:
+    plain_amqp = stack.broker_url.replace("amqp://", "amqps://")
+    plain_redis = stack.redis_url.replace("redis://", "rediss://")
     assert "broker.url does not speak TLS" in await place.broker(plain_amqp)
     assert "redis.url does not speak TLS" in await place.store(plain_redis)
     nothing = dict.fromkeys(place.files)
@@ -168,11 +162,11 @@ async def terminated(certificate: Certificate, target: str) -> AsyncIterator[int
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_an_expired_certificate_is_called_expired(place: Place, authority: Authority) -> None:
+async def test_an_expired_certificate_is_called_expired(stack: Stack, authority: Authority) -> None:
     expired = authority.issue("expired", "IP:127.0.0.1", days=-1)
-    async with terminated(expired, place.amqp) as amqps, terminated(expired, place.redis) as rediss:
+    async with terminated(expired, stack.broker_url) as amqps, terminated(expired, stack.redis_url) as rediss:
         problems = [
-            await broker_problem(f"amqps://guest:guest@127.0.0.1:{amqps}/", ca_file=authority.ca),
+            await broker_problem(f"amqps://127.0.0.1:{amqps}/", ca_file=authority.ca),
             await redis_problem_of(f"rediss://127.0.0.1:{rediss}/0", ca_file=authority.ca),
         ]
     for problem in problems:
@@ -180,12 +174,13 @@ async def test_an_expired_certificate_is_called_expired(place: Place, authority:
 
 
 async def test_a_plain_tls_url_is_enough_where_the_system_trusts_the_authority(
-    place: Place, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))  # OpenSSL's own way to name the system's authorities
     usual = authority.issue("usual", "DNS:localhost")
-    async with terminated(usual, place.amqp) as amqps, terminated(usual, place.redis) as rediss:
-        assert await broker_problem(f"amqps://guest:guest@localhost:{amqps}/") == ""
+    login = stack.broker_url.removeprefix("amqp://").rpartition("@")[0]
+    async with terminated(usual, stack.broker_url) as amqps, terminated(usual, stack.redis_url) as rediss:
+        assert await broker_problem(f"amqps://{login}@localhost:{amqps}/") == ""
         assert await redis_problem_of(f"rediss://localhost:{rediss}/0") == ""
 
 

@@ -223,6 +223,7 @@ class Worker:
         loop = group.create_task(steps.pipeline.serve())
         # Before the gate, whose questions may take long: what keeps the broker away is then known at once.
         broker = group.create_task(self._broker.run())
+        await self._store.connect()
         await self._gate.open(self._stop)
         lanes = [lane for model in models.values() for lane in self._lanes_of(model.file, model.session.info)]
         dead_window = self._settings.lanes.dead_window

@@ -66,6 +66,15 @@ class Store:
         """Wait until Redis answers again; the heartbeat finds out."""
         await self._up.wait()
 
+    async def connect(self) -> None:
+        """Open all connections of the pool, before there is work.
+
+        Otherwise the first burst of single outcomes opens them, and each handshake, above all one of TLS, holds the
+        event loop up for milliseconds: deadlines are then noticed late. Does nothing while Redis is away.
+        """
+        pings = (self._call("connect", self._redis.ping()) for _ in range(self._settings.max_connections))
+        await asyncio.gather(*pings, return_exceptions=True)
+
     @property
     def _running_key(self) -> str:
         return f"{self._prefix}:running"

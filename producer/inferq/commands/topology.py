@@ -31,8 +31,8 @@ __all__ = ["ensure_model", "register"]
 _Models = dict[str, ModelTopology]
 _DESCRIPTION = """\
 Creates, checks, exports and changes the queues, exchanges, bindings and policies of inferq on the broker, through its
-management API (broker.management_url, or port 15672 on the broker's host). Workers and clients never declare job
-queues: this command does, once, with an account that may.
+management API (broker.management_url, or port 15672 on the broker's host, with amqps:// port 15671 over TLS). Workers
+and clients never declare job queues: this command does, once, with an account that may.
 
 Models come from [topology.models.NAME] in inferq.toml and from --model."""
 _EXAMPLES = """\
