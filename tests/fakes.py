@@ -234,6 +234,9 @@ class FakeStore:
     async def wait_up(self) -> None:
         await self._up.wait()
 
+    async def connect(self) -> None:
+        """There is nothing to connect to."""
+
     def record(self, ids: Collection[str]) -> RunRecord:
         self._runs += 1
         return RunRecord(f"{WORKER}/{self._runs}", WORKER, frozenset(ids), 0)
