@@ -10,7 +10,7 @@ from inferq_worker.observe.metrics import Metrics
 
 PROJECT = Path(__file__).resolve().parents[2]
 TEXT = (PROJECT / "infra" / "runbook.md").read_text()
-CODE = "\n".join(path.read_text() for path in sorted((PROJECT / "worker").rglob("*.py")))
+CODE = "\n".join(path.read_text() for part in ("worker", "producer") for path in sorted((PROJECT / part).rglob("*.py")))
 
 
 def test_every_metric_that_it_names_is_exported() -> None:
