@@ -32,7 +32,7 @@ BREAKER_TRANSITIONS = (
 """To which state, and why."""
 PAUSE_REASONS = ("breaker", "bytes", "cpu_worker", "drain", "operator")
 REPLY_FATES = ("confirmed", "returned", "failed")
-STORE_OPERATIONS = ("lookup", "store", "running", "input", "output")
+STORE_OPERATIONS = ("connect", "lookup", "store", "running", "input", "output")
 LINKS = ("consume", "publish")
 
 _WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
